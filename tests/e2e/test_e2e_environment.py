@@ -1,17 +1,21 @@
 """An environment on verl's trainer: rows by `prepare env`, two steps, an evaluation, and what the records say."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from kit.environments import CORRIDOR
-from kit.train_run import train
+from kit.faults import TRAINER, KillPoint, differences, planted
+from kit.train_run import TrainRun, train
 from verl_credit.cli import main
 from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
 from verl_credit.records.run.table_files import TURNS, read_table, table_path
+from verl_credit.records.run.validation import EVALUATION, read_held_out
 
 pytestmark = pytest.mark.e2e
 
+TESTS = str(Path(__file__).parents[1])
 ACTION = "environment.action=kit.environments.either"
 SETTINGS = (
     "--config-name", "doorkey", f"environment.path={CORRIDOR}", "~environment.kwargs", "+environment.kwargs.length=3",
@@ -34,7 +38,7 @@ def given(tiny_lab, tmp_path_factory):
 
 
 def trained(run_dir, *given):
-    here = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    here = {"PYTHONPATH": TESTS}
     code, output = train(run_dir.with_suffix(".txt"), *given, f"run_dir={run_dir}", environment=here)
     assert code == 0, output
     return output
@@ -64,3 +68,38 @@ def test_two_steps_whose_turns_are_rows(given, tmp_path):
     assert first["credit/env/success"] == sum(rollouts.values()) / 16 and first["credit/rollouts_failed"] == 0
     assert first["credit/stop/done"] == first["credit/env/success"] and first["credit/stop/length"] == 0
     assert first["actor/grad_norm"] > 0 and second["credit/values/states"] > first["credit/values/states"]
+
+
+@pytest.mark.nightly
+def test_a_policy_is_evaluated_by_success_return_and_steps(given, tmp_path, monkeypatch):
+    """With windows, whose trajectories have the turns of all their rows."""
+    monkeypatch.setenv("PYTHONPATH", TESTS)
+    *settings, model = given
+    windows = ("environment.window=1", "data.max_prompt_length=300", "data.max_response_length=24")
+    named = ("--config-name", "doorkey", "--out", str(tmp_path), "--samples", "2")
+    assert main(["evaluate", model.partition("=")[2], *settings[2:], *windows, *named]) == 0
+    result = json.loads((tmp_path / EVALUATION).read_text())
+    rows = read_held_out(tmp_path, result["step"])
+    assert len(rows) == 4 * 3 and result["left_out"] == 0 and not result["not_measured"]
+    for row in rows:
+        found = row["scores"]
+        assert found["return"] == 1.125 * found["em"] - 0.125 * found["steps"]
+        assert len(row["turns"]) == found["steps"] and row["outcome"] == found["em"]
+    means = {(one["mode"], one["measure"]): one["mean"] for one in result["measures"]}
+    for name in ("em", "return", "steps"):
+        of_greedy = [row["scores"][name] for row in rows if row["mode"] == "greedy"]
+        assert means["greedy", name] == pytest.approx(sum(of_greedy) / 4)
+    assert not {"answered", "f1"} & {name for _, name in means}
+
+
+@pytest.mark.nightly
+def test_a_killed_run_goes_on_as_one_that_nothing_disturbed(given, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", TESTS)
+    saved, run_dir = (*given, "trainer.save_freq=1"), tmp_path / "killed"
+    trained(straight := tmp_path / "straight", *saved)
+    point = KillPoint("update", f"{TRAINER}._update_actor", call=2)
+    planted_here = planted(point, fired := tmp_path / "fired")
+    TrainRun(tmp_path / "first.txt", *saved, f"run_dir={run_dir}", environment=planted_here).wait()
+    assert fired.exists() and [row["step"] for row in read_json_lines(run_dir / METRICS)] == [1]
+    assert "resume: exact, from step 1" in trained(run_dir, *saved)
+    assert differences(straight, run_dir)[1] == []

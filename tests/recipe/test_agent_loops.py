@@ -9,6 +9,7 @@ from verl_credit.host.process.verl_checks import check_names
 from verl_credit.names import LOOP_MANAGER
 from verl_credit.recipe.agent_loops import LISTED, MULTI_TURN, agents_of_rows, may_call, own_loops
 from verl_credit.recipe.doctor.context import Context
+from verl_credit.recipe.doctor.data import Reads
 from verl_credit.recipe.rules import validate
 
 TOOLS = f"{MULTI_TURN}.tool_config_path={__file__}"  # a file that is there, which these rules do not read
@@ -171,3 +172,4 @@ def test_agents_of_a_manager_of_somebody_else_may_have_turns_without_a_tool_of_t
     given = (*NO_SEARCH, "algorithm.info_gain_norm_mode=turn_gae", "algorithm.turn_values=group")
     assert may_call(lab(theirs, *given)) and not may_call(lab(*given))
     validate(lab(theirs, "algorithm.turn_signal=none", *given))
+    assert Reads.of(lab(theirs, *given)).agents is None and Reads.of(lab(*given)).agents == ("search_agent",)

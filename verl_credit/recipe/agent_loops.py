@@ -19,11 +19,16 @@ VERLS_TOOL_LOOP = "tool_agent"
 LISTED = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 
 
+def another_manager(config: DictConfig) -> bool:
+    """Is the manager of agent loops somebody else's? It starts agents of its own, whatever our keys and rows name."""
+    return select(config, LOOP_MANAGER) not in (None, OUR_MANAGER)
+
+
 def may_call(config: DictConfig) -> bool:
-    """May a rollout call a tool? The search agent without searches has one turn and offers none. A manager of somebody else
-    starts agents of its own."""
-    own = select(config, LOOP_MANAGER) not in (None, OUR_MANAGER)
-    return own or bool(config.search.max_searches) or select(config, DEFAULT) != AGENT_NAME
+    """May a rollout call a tool? The search agent without searches has one turn and offers none."""
+    return (
+        another_manager(config) or bool(config.search.max_searches) or select(config, DEFAULT) != AGENT_NAME
+    )
 
 
 def agents_of_rows(config: DictConfig, *, tools: bool) -> tuple[str, ...]:

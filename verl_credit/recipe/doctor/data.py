@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from verl_credit.config.keys import AUTO
 from verl_credit.errors import PreflightError, printable
 from verl_credit.names import AGENT_NAME, AGENTS, ENV_AGENT, OUR_REWARD, TURN_IDS
-from verl_credit.recipe.agent_loops import agents_of_rows, may_call, tools_given
+from verl_credit.recipe.agent_loops import agents_of_rows, another_manager, may_call, tools_given
 from verl_credit.recipe.world import DATA
 from verl_credit.turns.rollout.reward.golds import gold_answers
 from verl_credit.turns.rollout.reward.qa import answer_form, stated_form
@@ -63,8 +63,8 @@ class Reads(NamedTuple):
     format: str = AUTO
     """``multi_turn.format``: the parser of calls; an unknown name is the user's parser. With ``auto`` no chat template has
     decided it yet, and a prompt may ask for any form that some parser reads."""
-    agents: Sequence[str] = AGENTS
-    """The agent loops that a row may name."""
+    agents: Sequence[str] | None = AGENTS
+    """The agent loops that a row may name; None: a manager of somebody else knows its own."""
     default_loop: str = AGENT_NAME
     prompt_key: str = "prompt"
     """The column of the prompts."""
@@ -78,7 +78,7 @@ class Reads(NamedTuple):
             calls=may_call(config),
             our_reward=config.reward.custom_reward_function.path == OUR_REWARD,
             format=rollout.multi_turn.format,
-            agents=agents_of_rows(config, tools=tools),
+            agents=None if another_manager(config) else agents_of_rows(config, tools=tools),
             default_loop=rollout.agent.default_agent_loop,
             prompt_key=config.data.prompt_key,
         )
@@ -103,7 +103,7 @@ def read_rows(files, key: str, reads: Reads = SEARCHES, at_least: int = 1) -> li
     ]
     # verl joins the files: a column of one is null in the rows of the others
     named = any("agent_name" in columns for _, columns in numbered)
-    if numbered and not named and reads.default_loop not in reads.agents:
+    if numbered and not named and reads.agents is not None and reads.default_loop not in reads.agents:
         raise PreflightError(
             f"{LOOP}={reads.default_loop}: {', '.join(paths)} has no column agent_name, so that every row would take that "
             f"loop; expected {' or '.join(reads.agents)}, which say to which turn a token belongs"
@@ -179,7 +179,7 @@ def checked_row(where: str, columns: dict, reads: Reads, *, named: bool) -> Row:
         _check_prompt(reads.prompt_key, prompt)
         if not isinstance(source := columns["data_source"], str) or not source.strip():
             raise ValueError(f"data_source={source!r}: expected the name of the row's data set, as text")
-        if named and agent not in reads.agents:
+        if named and reads.agents is not None and agent not in reads.agents:
             raise ValueError(_wrong_agent(agent, reads.agents))
         if (agent if named else reads.default_loop) == ENV_AGENT:
             return Row(where, prompt, None, agent, checked_task(columns.get(TASK)))
