@@ -15,6 +15,7 @@ from kit.shell_scripts import CONSTRUCTS, LAUNCH, LAUNCHES, LOSSY, drawn, wrong
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.adopt import dialog, follow, script
 from verl_credit.recipe.adopt.entry import MAIN
+from verl_credit.recipe.adopt.programs import is_script
 from verl_credit.recipe.adopt.script import read_script
 
 MADE = (
@@ -52,6 +53,16 @@ def test_each_form_of_a_launch_is_as_bash_has_it_or_not_known(launch, tmp_path):
 def test_a_word_without_a_mark_is_not_known_wherever_the_launch_stands(launch, end, tmp_path):
     first, *rest = launch.split("\n")
     assert wrong("\n".join([first + end, *rest]) + "\n", tmp_path) == ""
+
+
+def test_a_pipe_is_no_script_and_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    pipe = os.open(tmp_path / "pipe", os.O_RDWR)  # so that a reader would not wait
+    os.write(pipe, b"#!/bin/sh\n")
+    assert not is_script("./pipe", str(tmp_path))
+    (tmp_path / "file").write_bytes(os.read(pipe, 100))
+    assert is_script("./file", str(tmp_path)) and not is_script("file", str(tmp_path))
+    os.close(pipe)
 
 
 def test_a_function_in_the_background_may_start_after_the_next_command_of_the_script(monkeypatch):

@@ -63,9 +63,12 @@ def is_script(word: str, folder: str) -> bool:
         return False
     if word.endswith(SCRIPTS):
         return True
+    path = os.path.join(folder, word)
     try:
-        with open(os.path.join(folder, word), "rb") as file:
-            return "/" in word and re.match(rb"#!.*\b(ba|z|da|k)?sh\b", file.readline(100)) is not None
+        if "/" not in word or not os.path.isfile(path):  # a pipe would wait for its writer
+            return False
+        with open(path, "rb") as file:
+            return re.match(rb"#!.*\b(ba|z|da|k)?sh\b", file.readline(100)) is not None
     except (OSError, ValueError):
         return False
 
