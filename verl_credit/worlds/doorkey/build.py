@@ -25,7 +25,7 @@ from verl_credit.worlds.lab.warm_start import Trainer, encode_demo, make_policy
 from verl_credit.worlds.rollouts.sampler import Ask, ModelDecoder, TurnSampler, uniforms
 
 NAME, PARTS = "DoorKey's world", ("data", "policy")
-VERSION = 1  # increased whenever a build would give other files than before
+VERSION = 2  # increased whenever a build would give other files than before
 GRID, MAX_STEPS, MAX_NEW_TOKENS = 6, 25, 8
 """Those of recipes/doorkey.yaml (a test compares)."""
 ERRS = 0.4
@@ -46,7 +46,7 @@ class Size:
     """Supervised steps end where the policy solves this share of the tasks; None: after a chunk."""
 
 
-SIZES = {"full": Size(400, 64, 300, 8, 40, 0.2), "tiny": Size(32, 8, 24, 4, 1, None)}
+SIZES = {"full": Size(400, 64, 300, 4, 80, 0.2), "tiny": Size(32, 8, 24, 4, 1, None)}
 
 
 def build_doorkey(
