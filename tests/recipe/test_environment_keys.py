@@ -125,6 +125,9 @@ def test_what_is_said_of_a_run_in_an_environment(tmp_path):
         in explanation("doorkey", here)
     )
     assert "25 steps, each a row with the last 4 in its prompt" in explanation("doorkey", here)
+    (tmp_path / "text.parquet").write_text("no parquet")
+    broken = explanation("doorkey", composed(f"data.train_files={tmp_path}/text.parquet"))
+    assert f"{tmp_path}/text.parquet cannot be read" in broken
     config = composed("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=7")
     (line,) = [
         line
@@ -133,12 +136,8 @@ def test_what_is_said_of_a_run_in_an_environment(tmp_path):
     ]
     assert "environment.max_steps" in line
     text = explanation("doorkey", config)
-    assert (
-        "first prompt" not in text
-        and "minigrid" in text
-        and "MiniGrid-DoorKey-6x6-v0" in text
-        and "outcome=success" in text
-    )
+    said = ("minigrid", "MiniGrid-DoorKey-6x6-v0", "outcome=success")
+    assert "first prompt" not in text and all(one in text for one in said)
     windows = composed("environment.max_steps=999", "environment.window=2")
     assert not any("max_response_length" in line for line in warnings_of(windows))
     assert any(

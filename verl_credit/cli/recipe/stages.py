@@ -72,10 +72,14 @@ def first_prompt(config: DictConfig) -> list[str]:
     file = Path(named if isinstance(named, str) else named[0]).expanduser()
     if OmegaConf.select(config, DEFAULT) != ENV_AGENT or not file.is_file():
         return []
+    from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile  # here, because other commands need none of it
 
     key = config.data.prompt_key
-    first = next(ParquetFile(file).iter_batches(1, columns=[key]), None)
+    try:
+        first = next(ParquetFile(file).iter_batches(1, columns=[key]), None)
+    except (OSError, ArrowException) as error:
+        return [f"{file} cannot be read as parquet: {error}"]
     messages = (
         first.to_pylist()[0].get(key) if first else None
     )  # without it, the checks before a start name the file

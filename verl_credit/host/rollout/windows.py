@@ -49,11 +49,8 @@ def together(output, windows: Sequence[dict]) -> tuple[Any, list[int]]:
 def apart(output, windows: Sequence[dict]) -> list:
     """The outputs of the rollout: `together` undone. Each record has its own turn, and what counts over a rollout stands in
     the last one."""
-    record, rewards, last = (
-        output.extra_fields[ROW_RECORD],
-        output.extra_fields[TURN_REWARDS],
-        len(windows) - 1,
-    )
+    record, rewards = output.extra_fields[ROW_RECORD], output.extra_fields[TURN_REWARDS]
+    last = len(windows) - 1
     outputs = []
     for turn, window in enumerate(windows):
         one = slice(turn, turn + 1)

@@ -137,9 +137,8 @@ def read_job(config: Mapping, *, flash_attn: bool) -> Job:
     searches = get("search.max_searches", 0) if get(f"{_R}.multi_turn.enable", False) else 0
     in_environment = get(f"{_R}.agent.default_agent_loop", None) == ENV_AGENT
     turns = get("environment.max_steps", 1) if in_environment else searches + 1
-    if (
-        in_environment and get("environment.window", None) is not None
-    ):  # half of the turns, as in `mean_turns`
+    # A row is a turn then, and a rollout has half of the most turns, as in `mean_turns`.
+    if in_environment and get("environment.window", None) is not None:
         job, turns = replace(job, rollouts=job.rollouts * max(1, turns // 2)), 1
     attention = get(f"{_M}.override_config.attn_implementation", "flash_attention_2")
     on_cpu = get("trainer.device", "cuda") == "cpu"
