@@ -16,4 +16,4 @@ def test_the_words_of_the_engines_exception_are_printed(tmp_path, tiny_lab, trai
     fault = KillPoint("sync", "verl_credit.host.hf_rollout.sync:WeightSink.load", "fail", call=2)
     run = started(tmp_path, tiny_lab.root, *trainer, **planted(fault, tmp_path / "fired"))
     assert run.wait() == ExitCode.FAILED, run.output
-    assert (tmp_path / "fired").exists() and "steps done: a planted failure" in run.output
+    assert (tmp_path / "fired").exists() and "steps done: ValueError: a planted failure" in run.output
