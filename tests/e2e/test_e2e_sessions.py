@@ -1,5 +1,6 @@
 """Rollouts of several outputs on verl's trainer: resets and sub-agents, a kill after a checkpoint, and the same again."""
 
+import json
 import os
 from pathlib import Path
 
@@ -8,9 +9,11 @@ import pytest
 from kit.faults import NOT_COMPARED, TRAINER, KillPoint, planted
 from kit.session_loop import NAME
 from kit.train_run import train
+from verl_credit.cli import main
 from verl_credit.host.step.watch import CONTEXT
 from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
 from verl_credit.records.run.table_files import TURNS, read_table, table_path
+from verl_credit.records.run.validation import EVALUATION, read_held_out
 
 pytestmark = pytest.mark.e2e
 
@@ -56,3 +59,29 @@ def test_a_resumed_run_of_sessions_is_the_run_that_was_not_killed(tiny_lab, tmp_
     held_out = read_json_lines(run_dir / VALIDATION)
     assert [(row["step"], row["val-aux/lab-sampled/questions"]) for row in held_out] == [(2, 8), (3, 8)]
     assert CONTEXT.strip() in (run_dir / "report.html").read_text()
+
+
+@pytest.mark.nightly
+def test_a_loop_of_somebody_else_is_evaluated_by_rollouts(tiny_lab, tmp_path, monkeypatch):
+    """Greedily, and by four drawn rollouts of a question, each of one or several outputs."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    (tmp_path / "loops.yaml").write_text(f"- {{name: {NAME}, _target_: kit.session_loop.ForgetfulLoop}}")
+    loops = f"{ROLLOUT}.agent.agent_loop_config_path={tmp_path}/loops.yaml"
+    settings = [*SETTINGS[2:], loops, f"lab.dir={tiny_lab.root}"]
+    asked = ("--config-name", "lab", "--out", str(out := tmp_path / "evaluated"), "--samples", "4")
+    assert main(["evaluate", str(tiny_lab.policy), *settings, *asked]) == 0
+    result = json.loads((out / EVALUATION).read_text())
+    rows = read_held_out(out, result["step"])
+    turns = [[turn["text"] for turn in row["turns"]] for row in rows]
+    drawn = [
+        (row["id"], *map(str, texts))
+        for row, texts in zip(rows, turns, strict=True)
+        if row["mode"] == "sampled"
+    ]
+    assert result["left_out"] == 0 and len(rows) == 24 * 5 and len(drawn) == len({*drawn}) == 24 * 4
+    assert {len(texts) for texts in turns} == {2, 3, 4}, "the turns of all outputs"
+    assert {row["outcome"] for row in rows} == {0.0, 1.0}
+    # The loop gives a score of its own, and no reward function is asked for an exact match.
+    assert all("have none from the reward function" in why for why in result["not_measured"])
+    counts = {(one["mode"], one["measure"]): one["questions"] for one in result["measures"]}
+    assert counts["greedy", "reward"] == counts["sampled", "reward"] == counts["sampled", "pass@4"] == 24
