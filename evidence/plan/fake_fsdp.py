@@ -47,6 +47,8 @@ LORA_RANK = 32
 LAYERS, TOKENS = 3, 2048
 NEEDED = {"search_cpu": ["actor_rollout_ref.model.path=HuggingFaceTB/SmolLM2-135M"]}
 """Keys that a recipe leaves to its user."""
+RECIPES = [recipe for recipe in shipped_recipes() if recipe != "verl"]
+"""Recipe `verl` leaves the model and all sizes to its user."""
 DTYPES = {4: torch.float32, 2: torch.bfloat16}
 STATE = {"weights": "Sharded Param", "gradients": "Sharded Grad", "optimizer": "OptState"}
 """Parts of a plan and the tracker's kinds."""
@@ -78,7 +80,7 @@ def case_of(recipe: str, ranks: int, adapter: bool, layers: int = LAYERS, tokens
 def cases(layers: int = LAYERS, tokens: int = TOKENS) -> dict[Case, list[str]]:
     """Cases and the recipes that give them."""
     found = {}
-    for recipe, ranks, adapter in product(shipped_recipes(), RANKS, (False, True)):
+    for recipe, ranks, adapter in product(RECIPES, RANKS, (False, True)):
         found.setdefault(case_of(recipe, ranks, adapter, layers, tokens), []).append(recipe)
     return found
 

@@ -95,7 +95,8 @@ def test_a_policy_is_evaluated_by_success_return_and_steps(given, tmp_path, monk
 @pytest.mark.nightly
 def test_a_killed_run_goes_on_as_one_that_nothing_disturbed(given, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", TESTS)
-    saved, run_dir = (*given, "trainer.save_freq=1"), tmp_path / "killed"
+    # An evaluation before the first step is made anew by a run that goes on.
+    saved, run_dir = (*given, "trainer.save_freq=1", "trainer.val_before_train=false"), tmp_path / "killed"
     trained(straight := tmp_path / "straight", *saved)
     point = KillPoint("update", f"{TRAINER}._update_actor", call=2)
     planted_here = planted(point, fired := tmp_path / "fired")

