@@ -67,6 +67,7 @@ PROBE_GROUP = "entropy_probe_group"
 
 ANSWER_WHEN_SOLVED = "credit/gain/answer_when_solved"
 EXPLAINED_VARIANCE = "credit/values/explained_variance"
+INVALID_ACTIONS = "credit/env/invalid"
 ROWS_LEFT_OUT = "credit/rows_left_out"
 TURNS_CUT = "credit/turns_cut"
 """Metrics of a step that alarms, notes and the report read."""

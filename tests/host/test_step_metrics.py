@@ -121,10 +121,11 @@ def test_rollouts_in_an_environment_have_metrics_of_their_own(tokenizer):
     turns = turn_batch(rows, tokenizer)
     for record, end in zip(turns.records, (*ends, {"success": 0.0, "return": 9.0}), strict=True):
         record["environment"] = end
-    turns.records[0]["stop_reason"] = "done"
+    turns.records[0] |= {"stop_reason": "done", "bad_calls": 1}
+    turns.records[1]["bad_calls"] = 2
     got = row_metrics(turns)
-    found = {name: got[f"credit/env/{name}"] for name in ("success", "return", "steps", "cut")}
-    assert found == {"success": 0.5, "return": 0.0, "steps": 5.0, "cut": 0.5}
+    found = {name: got[f"credit/env/{name}"] for name in ("success", "return", "steps", "cut", "invalid")}
+    assert found == {"success": 0.5, "return": 0.0, "steps": 5.0, "cut": 0.5, "invalid": 0.3}
     assert (got["credit/stop/done"], got["credit/stop/truncated"]) == (1 / 3, 0)
     assert got["credit/tool/fault_env_lost"] == 1 and got["credit/tool/fault_env_raised"] == 0
 

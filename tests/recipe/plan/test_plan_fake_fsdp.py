@@ -1,4 +1,4 @@
-"""The plan against FSDP2 with fake tensors, for every shipped recipe with sizes x {1, 8} ranks x {full, LoRA} (evidence/plan)."""
+"""The plan against FSDP2 with fake tensors, for every recipe with sizes x {1, 8} ranks x {full, LoRA} (evidence/plan)."""
 
 import importlib.util
 import sys

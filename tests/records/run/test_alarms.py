@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kit.recipes import load_config
-from verl_credit.names import ANSWER_WHEN_SOLVED, EXPLAINED_VARIANCE
+from verl_credit.names import ANSWER_WHEN_SOLVED, EXPLAINED_VARIANCE, INVALID_ACTIONS
 from verl_credit.recipe.rules import validate
 from verl_credit.records.run.alarms import ALARMS, Watch
 from verl_credit.records.run.files import METRICS, VALIDATION, append_json
@@ -28,6 +28,7 @@ HEALTHY = {
     "credit/groups/all_failed": 3.0,
     HELD_OUT: 0.7,
     EXPLAINED_VARIANCE: 0.5,
+    INVALID_ACTIONS: 0.3,
 }
 STUCK = {"credit/groups/all_failed": 5.0}
 # alarm: what falls or grows after ten healthy steps; by a little less, which is none yet
@@ -44,7 +45,8 @@ COLLAPSES = {
     "gradients_grow": ({"actor/grad_norm": 2.1}, {"actor/grad_norm": 1.9}),
     "no_contrast": ({"credit/groups/tied": 15.0}, {"credit/groups/tied": 14.0}),
     "values_say_nothing": ({EXPLAINED_VARIANCE: 0.04}, {EXPLAINED_VARIANCE: 0.06}),
-    "gradient_not_finite": ({"actor/grad_norm": math.inf}, {"actor/grad_norm": 0.5}),
+    "actions_invalid": ({INVALID_ACTIONS: 0.81}, {INVALID_ACTIONS: 0.79}),
+    "gradient_not_finite": ({"actor/grad_norm": math.nan}, {"actor/grad_norm": 0.5}),
 }
 
 
@@ -76,12 +78,16 @@ def test_what_changes_because_the_policy_learns_is_no_alarm(learns, with_it):
     assert alarms([HEALTHY] * 10 + [HEALTHY | learns | STUCK] * 20)[-1]
 
 
-def test_one_bad_step_is_no_collapse_but_an_infinite_gradient_is_told_at_once():
-    collapses = {key: value for name, (row, _) in COLLAPSES.items() for key, value in row.items()}
+AT_ONCE = ("actions_invalid", "gradient_not_finite")
+
+
+def test_one_bad_step_is_no_collapse_but_two_alarms_come_at_once():
+    lasting = [row for name, (row, _) in COLLAPSES.items() if name not in AT_ONCE]
+    collapses = {key: value for row in lasting for key, value in row.items()}
     once = HEALTHY | collapses | {"actor/grad_norm": 1.0, HELD_OUT: 0.6, "actor/entropy": 0.9}
     assert set().union(*alarms([HEALTHY] * 10 + [once] + [HEALTHY] * 10)) == set()
-    told = alarms([HEALTHY, HEALTHY | {"actor/grad_norm": math.nan}, HEALTHY])
-    assert told == [set(), {"gradient_not_finite"}, set()]
+    for name in AT_ONCE:
+        assert alarms([HEALTHY, HEALTHY | COLLAPSES[name][0], HEALTHY]) == [set(), {name}, set()]
 
 
 def test_a_reward_of_zero_that_stays_there_is_not_rising():
@@ -124,7 +130,8 @@ def _placeholders(remedy):
 def test_every_remedy_is_accepted_by_the_rules():
     """Every override of the table, those of one alarm together, in as few compositions as their values allow."""
     together: list[dict[str, str]] = []
-    for alarm in ALARMS:
+    recipe = {"actions_invalid": "doorkey"}
+    for alarm in [one for one in ALARMS if one.name not in recipe]:
         own = dict(override.split("=", 1) for override in _placeholders(alarm.remedy))
         for known in together:
             if all(known.get(key, value) == value for key, value in own.items()):
@@ -135,3 +142,5 @@ def test_every_remedy_is_accepted_by_the_rules():
     for known in together:
         config = load_config("lab", [f"{key}={value}" for key, value in known.items()])
         validate(config)
+    for alarm in [one for one in ALARMS if one.name in recipe]:
+        validate(load_config(recipe[alarm.name], _placeholders(alarm.remedy)))

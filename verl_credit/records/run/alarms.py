@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import gt, le, lt
 from pathlib import Path
 
-from verl_credit.names import ANSWER_WHEN_SOLVED, EXPLAINED_VARIANCE
+from verl_credit.names import ANSWER_WHEN_SOLVED, EXPLAINED_VARIANCE, INVALID_ACTIONS
 from verl_credit.records.run.files import METRICS, VALIDATION, plain, read_json_lines
 
 REWARD = "critic/score/mean"
@@ -149,6 +149,12 @@ ALARMS = (
         "On questions that the fit has not seen, values predict outcomes hardly better than their mean does, so "
         "advantages between turns are noise. Observe more (docs/turn-values.md), or train without values",
         "algorithm.info_gain_norm_mode=none algorithm.turn_values=null",
+    ),
+    Alarm(
+        "actions_invalid", "the environment takes hardly any action", (Condition(INVALID_ACTIONS, "above", 0.8, window=1),),
+        "What the policy writes is no action, so nothing moves, and there is little to learn from. Say in the system "
+        "message how an action is written, read it otherwise, or begin with a policy that knows the format",
+        "environment.action=tag",
     ),
     Alarm(
         "gradient_not_finite", "the gradient is not finite", (Condition("actor/grad_norm", NOT_FINITE),),

@@ -11,7 +11,7 @@ from collections import Counter
 from verl_credit.config.settings import INFO_GAIN
 from verl_credit.credit.groups import group_counts
 from verl_credit.lazy import torch
-from verl_credit.names import ROWS_LEFT_OUT, TURNS_CUT
+from verl_credit.names import INVALID_ACTIONS, ROWS_LEFT_OUT, TURNS_CUT
 from verl_credit.turns.rollout.book import IN_ENVIRONMENT, NO_TOKEN, STOP_REASONS, TurnBatch
 from verl_credit.turns.rollout.reward.env_record import FAULTS
 from verl_credit.turns.rollout.search.faults import FAULT_CODES
@@ -49,11 +49,12 @@ def row_metrics(turns: TurnBatch) -> dict[str, float]:
     metrics["credit/tool/searches_per_row"] = sum(record["n_searches"] for record in records) / rows
     empty = sum(not search["pages"] for record in records for search in record["searches"])
     metrics["credit/tool/empty_searches"] = empty  # a server that lost its index finds nothing, too
-    whole = [
-        record["environment"] for record in records if record["environment"] and not record["tool_fault"]
-    ]
-    for name in ("success", "return", "steps", "cut") if whole else ():
-        metrics[f"credit/env/{name}"] = sum(one[name] for one in whole) / len(whole)
+    whole = [record for record in records if record["environment"] and not record["tool_fault"]]
+    ends = [record["environment"] for record in whole]
+    for name in ("success", "return", "steps", "cut") if ends else ():
+        metrics[f"credit/env/{name}"] = sum(one[name] for one in ends) / len(ends)
+    if steps := sum(one["steps"] for one in ends):
+        metrics[INVALID_ACTIONS] = sum(record["bad_calls"] for record in whole) / steps
     metrics["credit/rows_trained"] = int(turns.row_valid_B.sum())
     for name in SCORES:
         values = [
