@@ -37,8 +37,8 @@ def bench(
 ) -> ExitCode:
     """Rewrites the page after each part. Exit code 1 for a broken law or a failed run.
 
-    With --table: a file for this credit in --dir (runs/table if not given) and a line for each column. A column that the
-    file has is not measured again.
+    With --table: a line for each column of this credit in rows.jsonl of --dir (runs/table if not given). A column that is
+    there is not measured again.
     """
     if table:
         return _row(mode, params, values, n, only, out)
@@ -88,7 +88,7 @@ def bench(
 
 def _row(mode: str, params: dict | None, values: str | None, n: int, only: str, out: Path | None) -> ExitCode:
     from verl_credit.study.table_columns import columns_of, measure_row
-    from verl_credit.study.table_row import row_of
+    from verl_credit.study.table_row import ROWS, row_of
 
     with modules_from_here(), one_thread():
         row, columns = row_of(mode, params, values, n), columns_of([name for name in only.split(",") if name])
@@ -96,5 +96,5 @@ def _row(mode: str, params: dict | None, values: str | None, n: int, only: str, 
         print(f"{row.name}: areas minus GRPO's in points, in brackets with shuffled signals", flush=True)
         for line in measure_row(row, folder, columns):
             print(line, flush=True)
-    print(folder / row.file_name)
+    print(folder / ROWS)
     return ExitCode.DONE
