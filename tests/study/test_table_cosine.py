@@ -27,7 +27,7 @@ def asked(monkeypatch):
     def load(recipe, overrides):
         return SimpleNamespace(overrides=overrides)
 
-    def on_two(base, work, overrides, *, modes, also, **sizes):
+    def on_two(base, work, *, also, **sizes):
         runs.append({name: config.overrides for name, config in also.items()})
         for number, policy in enumerate(("early", "late")):
             own = Measure(0.5 + number / 10, 0.4, 0.6, 9)

@@ -102,14 +102,14 @@ def test_columns_are_chosen_by_their_beginnings():
     ],
 )
 def test_refused_in_one_line(words, said, capsys, tmp_path):
-    assert main(["bench", "joint", "--table", "--dir", str(tmp_path / "out"), *words]) == 4
+    assert main(["bench", "joint", "--dir", str(tmp_path / "out"), *words]) == 4
     printed = capsys.readouterr().out
     assert printed.count("\n") == 1 and re.search(said, printed)
 
 
 @pytest.mark.slow  # sums over all groups of trajectories
 def test_the_command_writes_a_row(mine, tmp_path, capsys):
-    assert main(["bench", mine, "--table", "--dir", str(tmp_path / "rows"), "--only", "exact"]) == 0
+    assert main(["bench", mine, "--dir", str(tmp_path / "rows"), "--only", "exact"]) == 0
     saved = json.loads((tmp_path / "rows" / "rows.jsonl").read_text())
     low, high = saved["cosine"]
     assert (saved["row"], saved["column"]) == (mine, "exact bias") and -1 <= low <= high <= 1

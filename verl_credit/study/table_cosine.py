@@ -31,7 +31,7 @@ def measure_cosines(rows: Sequence[Row], folder: Path, work: Path) -> None:
     world_of(base).build(Throttled(say_at_once))
     also = {row.name: load_config("lab", row.overrides()) for row in missing if row.name != "none"}
     found: dict[str, dict] = {row.name: {} for row in missing}
-    for policy, result in on_two_policies(base, work, [], modes=["none"], parallel=1, also=also, **SIZE):
+    for policy, result in on_two_policies(base, work, also=also, **SIZE):
         reasons = {credit.name: credit.reason for credit, _ in result.credits if credit.reason}
         for name, of_row in found.items():
             credit = GRPO if name == "none" else name
