@@ -49,8 +49,6 @@ def serve(
     token_file: TokenFile = None,
     **values,
 ):
-    # Several processes share one copy of the vectors, the file's; on a GPU each has its own.
-    values["mmap"] |= values["workers"] > 1 and not values["gpu"]
     settings = _settings(values, token_file, allow_remote, verify="all" if verify else "known")
     from verl_credit_retriever.start import run_server
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from verl_credit_retriever.index.manifest import IndexMismatch, fingerprint, write_whole
+from verl_credit_retriever.index.manifest import write_whole
 from verl_credit_retriever.settings import ServeSettings
 
 EXIT_PORT_IN_USE = 4
@@ -115,8 +115,6 @@ def _load_app(settings: ServeSettings):
         torch.set_num_threads(settings.threads)
     names = ("verify", "backend", "mmap", "gpu", "nprobe", "refine", "ef_search")
     index = SearchIndex.load(settings.index, **{name: getattr(settings, name) for name in names})
-    if settings.index_pin not in (None, fingerprint(index.manifest)):
-        raise IndexMismatch(f"{settings.index}: replaced since this server started; restart it")
     if settings.threads is not None and index.backend == "faiss":  # the exact backend runs without FAISS
         import faiss
 
@@ -156,23 +154,17 @@ def end_by_force_after(seconds: float) -> None:
     timer.start()
 
 
-def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A listening socket; port 0 picks a free one. Errors: OSError when the address is not available.
-
-    `shared`: one of several on a port, among which the kernel divides connections. It does not listen yet.
-    """
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 picks a free one. Errors: OSError when the address is not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio switches Nagle's algorithm off only when the protocol is named; otherwise every answer waits 40 ms for
     # the acknowledgement of its headers.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
-        if not shared:
-            # Listen at once: two servers can both bind a port, but not both listen on it.
-            listener.listen(BACKLOG)
+        # Listen at once: two servers can both bind a port, but not both listen on it.
+        listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise

@@ -108,13 +108,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """The command line of `serve`, which it also sends to its workers; the token is never printed. Errors: ValueError
-    names the option."""
+    """The command line of `serve`; the token is never printed. Errors: ValueError names the option."""
 
     index: Annotated[Path, Option()]
     encoder: Annotated[Path, Option(help="the encoder that built the index")]
     backend: Annotated[Literal["faiss", "exact"], Option()] = "faiss"
-    mmap: Annotated[bool, Option("--mmap", help="leave vectors in the file; implied by --workers")] = False
+    mmap: Annotated[
+        bool, Option("--mmap", help="leave vectors in the file, whose pages several servers share")
+    ] = False
     verify: str = "known"
     """The files that are hashed: all, known (the files that changed since this user last hashed them), none."""
     gpu: Annotated[bool, Option("--gpu", help="search with faiss-gpu-cu12 on all visible GPUs")] = False
@@ -125,22 +126,17 @@ class ServeSettings:
     port: Annotated[int, number("0 picks a free port")] = 8000
     port_file: Annotated[Path | None, Option(help="JSON {host, port, pid}, written when ready")] = None
     parent_pid: Annotated[int | None, number("exit when this process ends")] = None
-    workers: Annotated[int, number("processes on the same port; limits are per process")] = 1
     device: Device = "cpu"
     encode_with: Annotated[Literal["torch", "openvino"], Option(help="computes the encoder on a CPU")] = (
         "torch"
     )
     threads: Threads = None
-    index_pin: str | None = None
-    """`manifest.fingerprint` of the one manifest that may be served; None: any."""
     limits: Limits = field(default_factory=Limits)
     token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("threads", "workers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name}={value}; at least 1")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"--threads={self.threads}; at least 1")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"--port={self.port}; expected 0 to 65535")
 

@@ -1,6 +1,6 @@
-"""The table of credits, written between two marks of README.md from the files in rows/: one file, one row.
+"""The table of credits, written between two marks of README.md from the lines of rows.jsonl: one line, one column of a row.
 
-python evidence/credits/page.py              # the table from the files that are there
+python evidence/credits/page.py              # the table from the lines that are there
 python evidence/credits/page.py --measure    # first measures what declared rows lack, column by column: an hour of a core
 """
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from verl_credit.precision import one_thread
 from verl_credit.study.table_columns import AREAS, BIAS, COLUMNS, LAB_WORK, measure_row, shown
 from verl_credit.study.table_cosine import measure_cosines
-from verl_credit.study.table_row import Row, RowFile, difference, row_of
+from verl_credit.study.table_row import Measured, Row, difference, row_of
 
 HERE = Path(__file__).parent
-ROWS, PAGE = HERE / "rows", HERE / "README.md"
+PAGE = HERE / "README.md"
 BEGIN, END = "<!-- table: python evidence/credits/page.py -->", "<!-- end of the table -->"
 HALF, QUARTER = {"lam": 0.5, "negative": 0.5}, {"lam": 0.5, "negative": 0.25}
 
@@ -56,13 +56,13 @@ def measure() -> None:
     with one_thread():
         for column in (*order, BIAS):
             for row in rows:
-                for line in measure_row(row, ROWS, [column]):
+                for line in measure_row(row, HERE, [column]):
                     print(f"{row.name:<50} {line}", flush=True)
-        measure_cosines(rows, ROWS, LAB_WORK.resolve())
+        measure_cosines(rows, HERE, LAB_WORK.resolve())
 
 
 def table(folder: Path) -> str:
-    files = {file.row: file for file in map(RowFile.read, sorted(folder.glob("*.json")))}
+    files = Measured.all(folder)
     names = [row.name for row in declared()]
     known = files[names[0]]
     head = ["credit", "n", *COLUMNS]
@@ -73,7 +73,7 @@ def table(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def _cell(column: str, file: RowFile, known: RowFile) -> str:
+def _cell(column: str, file: Measured, known: Measured) -> str:
     """As `shown`; a difference whose interval is above 0 is bold."""
     text = shown(column, file, known)
     measured = file.columns.get(column, {})
@@ -83,7 +83,7 @@ def _cell(column: str, file: RowFile, known: RowFile) -> str:
     return text or "-"
 
 
-def _n(file: RowFile) -> str:
+def _n(file: Measured) -> str:
     return "/".join(
         {str(file.columns[column]["settings"]["n"]) for column in AREAS if column in file.columns}
     )
@@ -103,7 +103,7 @@ def main() -> None:
         measure()
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
-    made = table(ROWS)
+    made = table(HERE)
     PAGE.write_text(f"{before}{BEGIN}\n\n{made}\n\n{END}{after}", encoding="utf-8")
     print(made)
 

@@ -83,15 +83,4 @@ PARTS = (
         ),
         limit_s=900,
     ),
-    Part(
-        "server", "gpu.part_server",
-        "scorer `server`: vLLM's log-probs of a prompt with and without a cache hit, against `branch`",
-        "a shorter or a full list, aligned from the end; bf16: 0.045 nats (docs/engines.md: 1.4e-6 in fp32)",
-        files=(
-            "evidence/gpu/part_server.py", "evidence/gpu/part_branches.py", FORWARD, *WORLD, *ATTENTION,
-            "verl_credit/turns/score/scorers/*.py",
-        ),
-        needs=("verl", "vllm", "cuda"), limit_s=1200,
-        on_cpu="vLLM is needed; `make test-vllm` checks it on a CPU",
-    ),
 )  # fmt: skip

@@ -1,13 +1,12 @@
-"""The retriever with a trained encoder under 256 clients, while its workers are killed.
+"""The retriever with a trained encoder under 256 clients.
 
     python evidence/reliability/load.py [--minutes 30] [--clients 256] [--work DIR] [--json FILE] [--again]
 
 The encoder is all-MiniLM-L6-v2 (`make weights`). It indexes generated articles, exact search says beforehand what every
-query must find, and 256 clients send single queries, one after the other, without a pause and without a cache. Meanwhile the
-youngest worker is killed (SIGKILL) at random times from a seed. A client opens another connection after 50 answers or so, so
-that the new worker, too, has clients when it is killed. Counted: wrong answers, failed ones by status (a 429 or 503 has to
-carry Retry-After), broken connections apart, and after a warm-up the memory of the parent and of the oldest worker. A result
-that is there is not measured again without --again. The clients run on the same cores as the server.
+query must find, and 256 clients send single queries, one after the other, without a pause and without a cache. A
+client opens another connection after 50 answers or so. Counted: wrong answers, failed ones by status (a 429 or 503 has to
+carry Retry-After), broken connections apart, and after a warm-up the memory of the server. A result that is there is not
+measured again without --again. The clients run on the same cores as the server.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import math
 import os
 import platform
 import random
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -38,13 +36,11 @@ from verl_credit_retriever.asking import MalformedAnswer, parse_served
 from verl_credit_retriever.check import recall_at, wrong_score, wrong_text
 from verl_credit_retriever.launch import start_server
 
-KILL_EVERY_S, QUIET_S = 60.0, 15.0
-"""Mean pause between kills, and the shortest one."""
 SAMPLE_S = 2.0
 WARM_UP_S = 120.0
 """Left out of the memory: the connections, and the code and buffers of each first batch, are there once."""
 ANSWERS_PER_CONNECTION = 50
-"""On average. A connection that is kept for ever stays with the worker that was there first."""
+"""On average."""
 PAUSE_S = 0.1
 """After a failed answer, as any client makes one."""
 
@@ -106,49 +102,19 @@ async def client(
                 counts.last_good = now
 
 
-def workers_of(pid: int) -> list[psutil.Process]:
-    """The oldest first; those that are ending are none."""
-    try:
-        found = psutil.Process(pid).children()
-        return sorted(
-            (one for one in found if one.status() != psutil.STATUS_ZOMBIE), key=lambda one: one.create_time()
-        )
-    except psutil.Error:
-        return []
-
-
-async def kill(pid: int, workers: int, seed: int, kills: list[dict], begin: float, until: float) -> None:
-    """Kills the youngest worker at random times, when all are there again."""
-    draw = random.Random(f"kills {seed}")
-    while True:
-        pause = QUIET_S + draw.expovariate(1 / (KILL_EVERY_S - QUIET_S))
-        if time.monotonic() + pause > until - QUIET_S:
-            return
-        await asyncio.sleep(pause)
-        there = workers_of(pid)
-        if len(there) < workers:
-            continue
-        os.kill(there[-1].pid, signal.SIGKILL)
-        at = time.monotonic()
-        while len(workers_of(pid)) < workers or there[-1].pid in [one.pid for one in workers_of(pid)]:
-            await asyncio.sleep(0.05)
-        kills.append({"at_s": round(at - begin, 1), "replaced_after_s": round(time.monotonic() - at, 2)})
-
-
-Sample = tuple[float, int, int]
-"""Seconds, and the bytes that the parent and the oldest worker each share with nobody."""
+Sample = tuple[float, int]
+"""Seconds, and the bytes that the server shares with nobody."""
 
 
 def private(process: psutil.Process) -> int:
-    """Resident bytes without the pages of files: those of the index are file cache, which all workers share."""
+    """Resident bytes without the pages of files: those of the index are file cache."""
     found = process.memory_info()
     return found.rss - found.shared
 
 
 async def sample(pid: int, samples: list[Sample], begin: float, until: float) -> None:
-    oldest = workers_of(pid)[0]
     while (now := time.monotonic()) < until:
-        samples.append((now - begin, private(psutil.Process(pid)), private(oldest)))
+        samples.append((now - begin, private(psutil.Process(pid))))
         await asyncio.sleep(SAMPLE_S)
 
 
@@ -180,18 +146,14 @@ def memory(seconds: np.ndarray, megabytes: np.ndarray, blocks: int = 20) -> dict
 async def storm(
     pid: int, url: str, queries: list[str], exact: list[dict], options: argparse.Namespace
 ) -> dict:
-    counts, kills, samples = Counts(), [], []
+    counts, samples = Counts(), []
     begin = time.monotonic()
     until = begin + 60 * options.minutes
     counts.last_good = begin
     clients = (client(n, url, queries, exact, options.rows, counts, until) for n in range(options.clients))
-    await asyncio.gather(
-        *clients,
-        kill(pid, options.workers, options.seed, kills, begin, until),
-        sample(pid, samples, begin, until),
-    )
+    await asyncio.gather(*clients, sample(pid, samples, begin, until))
     took = time.monotonic() - begin
-    seconds, parent, worker = np.array([one for one in samples if one[0] >= WARM_UP_S]).T
+    seconds, resident = np.array([one for one in samples if one[0] >= WARM_UP_S]).T
     ordered = sorted(counts.latencies_s)
     at: Callable[[float], float] = lambda share: round(ordered[math.ceil(share * len(ordered)) - 1], 3)  # noqa: E731
     return {
@@ -209,12 +171,10 @@ async def storm(
         "p99_s": at(0.99),
         "longest_s": at(1.0),
         "longest_time_without_an_answer_s": round(counts.longest_gap_s, 2),
-        "kills": kills,
         "memory": {
             "of": "bytes that the process shares with nobody (without the pages of files)",
             "warm_up_s": WARM_UP_S,
-            "parent": memory(seconds, parent / 1e6),
-            "oldest_worker": memory(seconds, worker / 1e6),
+            "server": memory(seconds, resident / 1e6),
         },
     }
 
@@ -223,6 +183,10 @@ def processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{named[0] if named else platform.machine()}, {os.cpu_count()} cores"
+
+
+MEMORY = {"parent": "the parent", "oldest_worker": "the older worker", "server": "the server"}
+"""The published measurement was of a server with two workers, which are killed."""
 
 
 def table(report: dict) -> str:
@@ -246,10 +210,14 @@ def table(report: dict) -> str:
             n for said, n in report["failed_otherwise_than_documented"].items() if said[:3] in ("429", "503")
         ),
         "failed otherwise": report["failed_otherwise_than_documented"] or 0,
-        "broken connections": f"{sum(report['broken_connections'].values())}, from {len(report['kills'])} killed workers",
+        "broken connections": f"{sum(report['broken_connections'].values())}"
+        + (f", from {len(report['kills'])} killed workers" if "kills" in report else ""),
         "longest time without an answer": f"{report['longest_time_without_an_answer_s']:.2f} s",
-        "memory of the parent": memory_of("parent"),
-        "memory of the older worker": memory_of("oldest_worker"),
+        **{
+            f"memory of {named}": memory_of(name)
+            for name, named in MEMORY.items()
+            if name in report["memory"]
+        },
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
@@ -260,9 +228,7 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--clients", type=int, default=256)
-    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rows", type=int, default=2000, help="articles, and as many questions")
-    parser.add_argument("--seed", type=int, default=0, help="of the kills")
     parser.add_argument("--work", type=Path, default=RUNS / "load", help="for encoder and index; kept")
     parser.add_argument("--json", type=Path, default=FOLDER / "load.json")
     parser.add_argument("--again", action="store_true", help="measure again what is there")
@@ -277,14 +243,14 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     index, encoder, queries, exact = build(options.work, options.rows)
-    no_cache = ["--cache-entries", "0", "--workers", str(options.workers)]
+    no_cache = ["--cache-entries", "0"]
     with start_server(
         index, encoder, log_path=options.work / "server.log", ready_timeout=600, options=no_cache
     ) as server:
         result = asyncio.run(storm(server.pid, server.url, queries, exact, options))
         code = server.stop()
     command = f"python evidence/reliability/load.py --minutes {options.minutes:g} --clients {options.clients}"
-    command += f" --workers {options.workers} --rows {options.rows} --seed {options.seed}"
+    command += f" --rows {options.rows}"
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     machine = {"processor": processor(), **versions, "load_average_at_the_end": os.getloadavg()}
     settings = {"rows": options.rows, "queries": len(queries), "k": K, "cache": "off"}

@@ -1,12 +1,10 @@
 """The Prometheus metrics of a server."""
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
 
 PREFIX = "verl_credit_retriever"
 STAGES = ("queue", "tokenize", "encode", "search", "serialize")
@@ -18,8 +16,6 @@ TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 class ServerMetrics:
     """The metrics of one server, in their own registry, so that two servers in one process do not mix.
 
-    The worker processes of one server write to the folder in PROMETHEUS_MULTIPROC_DIR, which their parent sets. Any
-    worker then renders the sum over all of them, including workers that were replaced.
     The cache's hit rate is cache_hits_total / (cache_hits_total + cache_misses_total).
     """
 
@@ -29,20 +25,19 @@ class ServerMetrics:
         def metric(kind, name: str, text: str, labels: tuple[str, ...] = (), **options):
             return kind(f"{PREFIX}_{name}", text, labels, registry=registry, **options)
 
-        live = {"multiprocess_mode": "livesum"}
         self.requests = metric(Counter, "requests_total", "Answers by route and status", ("route", "status"))
         self.request_seconds = metric(Histogram, "request_seconds", "Time taken", ("route",), buckets=SECONDS)
         each = "queue: per query; tokenize, encode, search (with reading documents): per batch; serialize: per answer"
         self.stage_seconds = metric(Histogram, "stage_seconds", each, ("stage",), buckets=SECONDS)
         self.batch_queries = metric(Histogram, "batch_queries", "Texts of a batch", buckets=QUERIES)
         self.batch_tokens = metric(Histogram, "batch_tokens", "Tokens of a padded batch", buckets=TOKENS)
-        self.queue_queries = metric(Gauge, "queue_queries", "Queries that wait for the encoder", **live)
+        self.queue_queries = metric(Gauge, "queue_queries", "Queries that wait for the encoder")
         self.dropped = metric(Counter, "dropped_queries_total", "Queries given up while waiting", ("reason",))
         self.mended = metric(Counter, "mended_queries_total", "Cut, or given valid text", ("reason",))
         self.cache_hits = metric(Counter, "cache_hits_total", "Queries answered by the cache")
         self.cache_misses = metric(Counter, "cache_misses_total", "Queries that had to be searched")
-        self.cache_entries = metric(Gauge, "cache_entries", "Answers in the cache", **live)
-        self.cache_bytes = metric(Gauge, "cache_bytes", "Estimated memory of the cache", **live)
+        self.cache_entries = metric(Gauge, "cache_entries", "Answers in the cache")
+        self.cache_bytes = metric(Gauge, "cache_bytes", "Estimated memory of the cache")
         # All series exist from the start, so that dashboards find them.
         for stage in STAGES:
             self.stage_seconds.labels(stage)
@@ -62,8 +57,4 @@ class ServerMetrics:
 
     def render(self) -> bytes:
         """Prometheus' text format."""
-        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-            return generate_latest(self._registry)
-        summed = CollectorRegistry()
-        MultiProcessCollector(summed)
-        return generate_latest(summed)
+        return generate_latest(self._registry)

@@ -81,16 +81,14 @@ def plan_memory(spec: dict, *, backend: str = "faiss", mmap: bool = False) -> Me
     )
 
 
-def require_memory(spec: dict, *, also: dict[str, int] | None = None, workers: int = 1, **how) -> MemoryPlan:
+def require_memory(spec: dict, *, also: dict[str, int] | None = None, **how) -> MemoryPlan:
     """`plan_memory(spec, **how)`, if it fits into `available_memory()`.
 
-    `also` adds parts that are needed at the same time, such as a build's training rows; each of the `workers`
-    processes takes the resident part. Errors: MemoryRefused with the plan, the available memory, and choices that
-    would fit.
+    `also` adds parts that are needed at the same time, such as a build's training rows. Errors: MemoryRefused with the plan,
+    the available memory, and choices that would fit.
     """
     single = plan_memory(spec, **how)
-    more = {f"{workers - 1} more workers": (workers - 1) * single.total} if workers > 1 else {}
-    plan = replace(single, resident=single.resident | more | (also or {}))
+    plan = replace(single, resident=single.resident | (also or {}))
     available = available_memory()
     if plan.total <= available:
         return plan
@@ -105,12 +103,8 @@ def require_memory(spec: dict, *, also: dict[str, int] | None = None, workers: i
         parameters, _ = resolve("ivfpq", spec["rows"], spec["dim"], {})
         others["--kind ivfpq"] = plan_memory({**spec, "kind": "ivfpq", "parameters": parameters})
     fitting = [
-        f"{name}: {gigabytes(other.total)}"
-        for name, other in others.items()
-        if workers * other.total <= available
+        f"{name}: {gigabytes(other.total)}" for name, other in others.items() if other.total <= available
     ]
-    if workers > 1 and single.total <= available:
-        fitting.append("fewer --workers")
     raise MemoryRefused(
         f"{plan.text()}; available: {gigabytes(available)}. "
         f"Would fit: {'; '.join(fitting) or 'nothing here: use a machine with more memory'}"

@@ -39,12 +39,12 @@ def test_a_wrong_line_ends_with_2_and_names_what_is_wrong(command, line, named, 
 
 @pytest.mark.parametrize(
     "line",
-    ["train a=1 --config-name lab b=2 -m --config-dir there c=3", f"train --multirun a=1 b=2 c=3 {LAB}"],
+    ["train a=1 --config-name lab b=2 --config-dir there c=3", f"train a=1 b=2 c=3 {LAB}"],
 )
 def test_overrides_stand_before_between_and_behind_options(line, monkeypatch):
     seen = []
     monkeypatch.setattr("verl_credit.recipe.doctor.network.ray_on_loopback", lambda environment: None)
-    monkeypatch.setattr("verl_credit.cli.train.sweep.sweep", lambda *given: seen.append(given) or 5)
+    monkeypatch.setattr("verl_credit.cli.train.start.start", lambda *given: seen.append(given) or 5)
     assert main(line.split()) == 5
     assert seen == [("lab", ["a=1", "b=2", "c=3"], "there")]
 

@@ -28,7 +28,6 @@ REFUSED = [
     "data.train_max_samples=8",
     "probe.every=5",
     "algorithm.adv_estimator=grpo",
-    "algorithm.info_gain_scorer=server",
     "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla",
 ]
 

@@ -19,7 +19,6 @@ from kit import train_run
 from kit.run_values import assert_agree, measured_by_run
 from verl_credit.errors import ExitCode
 from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
-from verl_credit.records.run.rollouts import read_samples
 from verl_credit.turns.score.requests import pseudo_answer
 
 pytestmark = pytest.mark.vllm
@@ -146,31 +145,6 @@ def test_values_by_vllm_are_those_of_the_sampler(two_steps, tmp_path, monkeypatc
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     assert_agree(measured_by_run(two_steps, tmp_path, step=0, seconds=900))
-
-
-def test_gains_scored_by_the_server_are_those_of_the_policy(folder, two_steps):
-    """scorer=server: log-probs of prompts out of vLLM's prefix cache, against transformers on the trajectories' text.
-
-    Sampled at temperature 0.5, so that text is tokenised as it was written; scored at 1.
-    """
-    run = train(
-        folder, "server", "trainer.total_training_steps=1", "trainer.test_freq=-1",
-        "trainer.val_before_train=false", "keep_rollouts.groups=null", f"{ROLLOUT}.temperature=0.5",
-        "algorithm.info_gain_scorer=server", "algorithm.info_gain_type=log_prob_diff",
-    )  # fmt: skip
-    (row,) = read_json_lines(run / METRICS)
-    assert_engine_and_trainer_agree(row)
-    assert row["credit/gain/scored"] == 1 and row["credit/gain/failed_rows"] == 0
-    by_branch = read_json_lines(two_steps / METRICS)[0]  # the same prompts, the same weights, other rollouts
-    assert row["credit/gain/prior"] == pytest.approx(by_branch["credit/gain/prior"], rel=AGREE)
-    policy, expected, found = reference(folder / "lab" / "policy"), [], []
-    for trajectory in read_samples(run)[0]:
-        if "\ufffd" in "".join(turn["text"] for turn in trajectory["turns"]):
-            continue  # bytes that are no text: the tokens cannot be had back
-        expected += gains(policy, trajectory)
-        found += [turn["reward"] for turn in trajectory["turns"][:-1]]
-    assert len(expected) > 20 and max(map(abs, expected)) > 0.1
-    assert found == pytest.approx(expected, abs=AGREE)
 
 
 def test_a_server_of_its_own_gets_every_steps_weights(folder):

@@ -1,6 +1,5 @@
 """The search agent on scripted policies: turns, stop reasons, the policy's mistakes and the server's faults."""
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -202,69 +201,6 @@ def test_evaluation_draws_the_same_at_every_step(tokenizer):
     assert policy.requests[0][1]["temperature"] == 1.0  # without our manager, which applies it for every loop
     _, again = run(tokenizer, [answer_turn("c")], sampling="sampled", step=2)
     assert policy.requests[0][1]["seed"] == again.requests[0][1]["seed"]
-
-
-SERVER = "algorithm.info_gain_scorer=server"
-GOLD = {"reward_model": {"ground_truth": {"target": ["ab", "c"]}}}
-
-
-def test_the_server_that_wrote_a_trajectory_scores_it(tokenizer):
-    """One score per context and alias, on the trajectory's own request id, read where the gold tokens are predicted."""
-    asked, before = [], time.time()
-
-    def scores(prompt):
-        asked.append(prompt)
-        return [-float(token) for token in prompt[1:]] + [0.0]
-
-    output, policy = run(tokenizer, [search_turn("q"), answer_turn("c")], SERVER, scores=scores, **GOLD)
-    assert len(policy.request_ids) == 1  # verl sends equal ids to the same replica
-    found = record(output)["scores"]
-    assert [(context, alias) for context, alias, _ in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    whole = [*output.prompt_ids, *output.response_ids]
-    for (context, alias, value), prompt in zip(found, asked, strict=True):
-        text, gold = tokenizer.decode(prompt), ("ab", "c")[alias]
-        assert text.endswith(f"<answer>{gold}") and prompt[: len(output.prompt_ids)] == output.prompt_ids
-        assert ("about q" in text) == (context == 1)
-        own = tokenizer(gold, add_special_tokens=False)["input_ids"]
-        assert value == pytest.approx(-sum(own) / len(own)) and prompt[-len(own) :] == own
-    assert asked[2][: len(asked[2]) - 10] == whole[: len(asked[2]) - 10]
-    begin, end = record(output)["score_span"]
-    assert before <= begin < end <= time.time()
-
-
-def test_a_step_without_gains_asks_nothing_and_so_does_an_evaluation(tokenizer):
-    script = [search_turn("q"), answer_turn("c")]
-    warm_up = (SERVER, "algorithm.info_gain_warmup_steps=3")
-    for overrides, row in ((warm_up, {}), ((SERVER,), {"sampling": "greedy"})):
-        output, _ = run(tokenizer, script, *overrides, **GOLD, **row)  # scores=None: being asked would fail
-        assert record(output)["scores"] == record(output)["score_span"] == []
-
-
-def test_what_the_server_cannot_score_is_nan_with_its_reason_and_no_lost_rollout(tokenizer):
-    script = [search_turn("q"), answer_turn("c")]
-    output, _ = run(tokenizer, script, SERVER, scores=lambda prompt: ValueError("prompt too long"), **GOLD)
-    assert all(value != value for _, _, value in record(output)["scores"])
-    assert record(output)["score_error"] == "ValueError: prompt too long"
-
-
-def test_a_request_that_the_engine_cannot_hold_is_a_failed_score_and_is_not_sent(tokenizer):
-    """The bare prompt, the tag, "ab" and the drawn token fit; what stands behind the search does not."""
-    script, asked = [search_turn("q"), answer_turn("c")], []
-
-    def scores(prompt):
-        asked.append(len(prompt))
-        return [-1.0] * len(prompt)
-
-    whole, _ = run(tokenizer, script, SERVER, scores=scores, **GOLD)
-    assert len(asked) == 4
-    first = asked[0]
-    asked.clear()
-    most = f"actor_rollout_ref.rollout.max_model_len={first + 1}"
-    output, _ = run(tokenizer, script, SERVER, most, scores=scores, **GOLD)
-    assert asked == [first, first - 1]
-    assert [value == value for _, _, value in record(output)["scores"]] == [True, True, False, False]
-    assert f"max_model_len={first + 1} cannot hold a context of" in record(output)["score_error"]
-    assert output.response_ids == whole.response_ids
 
 
 SINGLE = ("search.max_searches=0", "algorithm.info_gain_norm_mode=none")

@@ -244,7 +244,7 @@ def test_such_a_model_passes_without_its_window(proved):
 # --- every other attention ---
 
 KEYS = "actor_rollout_ref.model.override_config.attn_implementation={}, actor_rollout_ref.model.use_remove_padding={}"
-SCORERS = " and algorithm.info_gain_scorer=rows or server this model's rows read as alone"
+SCORERS = " and algorithm.info_gain_scorer=rows this model's rows read as alone"
 HYBRID = {"layer_types": ["conv", "full_attention"]}
 OTHERS = {  # case: (precision, family, changes, attention, remove padding), what the proof says
     "sdpa packed": (("fp32", "qwen3", {}, "sdpa", True), "attention: sdpa; packed rows read as alone within"),

@@ -148,9 +148,7 @@ def test_the_start_proves_it_and_branches_are_refused(built):
     with built("qwen3_5_text", {}) as (engine, _):
         assert "packed rows read as alone within" in prove(engine, 61)
         assert "have it each (Gated-DeltaNet layers)" in engine.describe_log_probs()
-        with pytest.raises(
-            ValueError, match="info_gain_scorer=branch cannot score qwen3_5_text.*use rows or server"
-        ):
+        with pytest.raises(ValueError, match="info_gain_scorer=branch cannot score qwen3_5_text.*use rows"):
             infer(engine, batch(turns, plan_branches(turns.requests(), turns)))
 
 
@@ -162,7 +160,7 @@ def test_another_attention_that_packs_is_refused_with_the_keys_that_are_exact(bu
         prove(engine, 61)
     text = str(refused.value)
     assert "attn_implementation=auto, actor_rollout_ref.model.use_remove_padding=true and" in text
-    assert "algorithm.info_gain_scorer=rows or server" in text
+    assert "algorithm.info_gain_scorer=rows" in text
 
 
 @pytest.mark.slow

@@ -40,9 +40,8 @@ def server_with(config):
 
 async def answers(server, trained, prompt):
     await update(server, trained)
-    scored = await server.generate(prompt, {"prompt_logprobs": 0}, "")
     sampled = await server._batcher.submit(prompt, SamplingParams(12, seed=1))
-    return [value for (value,) in scored.extra_fields["prompt_logprobs"][:-1]], sampled
+    return server._generator.prompt_log_probs(prompt), sampled
 
 
 @pytest.mark.slow

@@ -38,7 +38,6 @@ def run(
     agent="search_agent",
     lookup=None,
     step=1,
-    scores=None,
     tools=(),
     max_tokens=None,
     versions=(),
@@ -61,7 +60,7 @@ def run(
 
     config = _composed(*overrides)
     policy = policy or ScriptedPolicy(tokenizer, script)
-    policy.scores, policy.versions = scores, versions
+    policy.versions = versions
 
     async def found(query):
         return f"Page 1: about {query}\ntext", ["7"], 1
@@ -103,15 +102,11 @@ class ScriptedPolicy:
     def __init__(self, tokenizer, script):
         self.tokenizer, self.script, self.requests = tokenizer, list(script), []
 
-    scores = None
-    """What it answers when asked for log-probs: (prompt ids) -> list, or an exception."""
     versions = ()
     """(first, last) version of the weights behind each turn, as an asynchronous trainer's engine says them."""
 
     async def generate(self, request_id, *, prompt_ids, sampling_params, **_):
         self.request_ids = {*getattr(self, "request_ids", ()), request_id}
-        if "prompt_logprobs" in sampling_params:
-            return self._scored(prompt_ids)
         self.requests.append((prompt_ids, sampling_params))
         ids = self.tokenizer(self.script[len(self.requests) - 1], add_special_tokens=False)["input_ids"]
         ids = ids[: sampling_params["max_tokens"]]
@@ -127,10 +122,3 @@ class ScriptedPolicy:
     def _versions(self, turn):
         names = "min_global_steps", "max_global_steps"
         return dict(zip(names, self.versions[turn], strict=True)) if turn < len(self.versions) else {}
-
-    def _scored(self, prompt):
-        values = self.scores(prompt)
-        if isinstance(values, Exception):
-            raise values
-        said = {"prompt_logprobs": [[v] for v in values], "prompt_ids": [[t] for t in prompt[1:]] + [[0]]}
-        return SimpleNamespace(extra_fields={**said, "num_cached_tokens": 0}, stop_reason="length")

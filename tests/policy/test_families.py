@@ -67,7 +67,7 @@ def test_what_auto_chooses_for_every_variant_and_that_it_is_exact(config, chosen
         assert key == "" and why.startswith((f"{family}: its ", f"{family}: it reads images"))
     else:
         assert row.chosen() == chosen
-        assert row.fault(*chosen) is None and row.fault(*chosen[:2], "server") is None
+        assert row.fault(*chosen) is None
         assert row.fault(*chosen[:2], "rows") is None
 
 
@@ -76,7 +76,7 @@ def test_transformers_attention_over_packed_rows_is_refused_where_rows_read_each
     """The pairs that older refusals advised, off by 2 to 6 nats."""
     row = family_of(config)
     for attention in STOCK:
-        for scorer in ("rows", "server", None):
+        for scorer in ("rows", None):
             key, why = row.fault(attention, True, scorer)
             assert key == (PACKED if attention in row.stock else ATTENTION)
             assert why.startswith(f"{config.model_type}: ") and why.endswith(f"; exact are {chosen}")
@@ -114,7 +114,7 @@ RIGHT = [
     ("gemma2", {}, ("flash_attention_2", True)),
     ("mistral", WINDOW, ("sdpa", True, "rows")),
     ("qwen3", {}, ("eager", False, "rows")),
-    ("granitemoehybrid", {"layer_types": ["attention"] * 2}, ("sdpa", False, "server")),
+    ("granitemoehybrid", {"layer_types": ["attention"] * 2}, ("sdpa", False, "rows")),
     ("qwen3_5", {}, ("sdpa", False, "rows")),
     ("qwen3", {}, (None, True, "rows")),  # verl's flash_attention_2
 ]
@@ -149,7 +149,7 @@ def test_auto_follows_the_keys_that_are_given(attention):
     dense, hybrid = family_of({"model_type": "qwen3"}), family_of({"model_type": "bamba", "mamba_d_state": 8})
     assert dense.chosen(attention) == (attention, True, "rows")
     assert hybrid.chosen(attention) == (attention, False, "rows")
-    assert dense.chosen("credit_flex", AUTO, "server") == ("credit_flex", True, "server")
+    assert dense.chosen("credit_flex", AUTO, "rows") == ("credit_flex", True, "rows")
     assert dense.chosen(appends=False) == OURS_AND_ROWS
 
 

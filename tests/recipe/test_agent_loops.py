@@ -65,11 +65,9 @@ def test_tools_without_a_search_train_with_turn_credit_under_the_turn_agent():
 def test_a_loop_of_ones_own_has_its_own_budgets(tmp_path):
     own = (listed(tmp_path), f"{DEFAULT}=my_agent", f"{MOST}=1000")
     validate(lab(*own, "algorithm.info_gain_scorer=rows"))
-    error = refused(*own, "algorithm.info_gain_scorer=server")
-    assert (error.key, error.value, error.beside) == ("algorithm.info_gain_scorer", "server", (DEFAULT,))
 
 
-@pytest.mark.parametrize("scorer", ["branch", "rows", "server"])
+@pytest.mark.parametrize("scorer", ["branch", "rows"])
 def test_scorers_count_the_contexts_of_the_turn_agent(scorer):
     from verl_credit.config.settings import CreditSettings
     from verl_credit.turns.score.scorers import SCORERS
@@ -81,7 +79,7 @@ def test_scorers_count_the_contexts_of_the_turn_agent(scorer):
     most = f"{MOST}=3"
     assert "up to 3 " in said(most) and "per context" in said() and "up to" not in said()
     contexts = SCORERS[scorer].answers_behind_row(lab(TURN_AGENT, TOOLS, most))
-    assert contexts == {"branch": 3, "rows": 1, "server": 0}[scorer]
+    assert contexts == {"branch": 3, "rows": 1}[scorer]
 
 
 def test_rows_may_name_the_loops_that_can_work(tmp_path):

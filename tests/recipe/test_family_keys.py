@@ -89,7 +89,6 @@ def test_without_the_config_the_proof_decides_and_that_is_said():
 REFUSED = [  # (config.json, overrides, the key and value that are refused, the keys that are exact)
     (BAMBA, [f"{ATTENTION}=sdpa", f"{PACKED}=true"], (PACKED, True), "sdpa false rows"),
     (BAMBA, [f"{ATTENTION}=eager", f"{PACKED}=true"], (PACKED, True), "sdpa false rows"),
-    (BAMBA, [f"{ATTENTION}=eager", f"{PACKED}=true", f"{SCORER}=server"], (PACKED, True), "sdpa false rows"),
     (BAMBA, [f"{PACKED}=true"], (PACKED, True), "sdpa false rows"),
     (BAMBA, [f"{PACKED}=true", "credit=grpo"], (PACKED, True), "sdpa false rows"),
     (BAMBA, [f"{SCORER}=branch"], (SCORER, "branch"), "sdpa false rows"),

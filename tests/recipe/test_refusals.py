@@ -128,7 +128,7 @@ WORDS = "expected auto, the text between a context and"
 DECLARED = [  # (key, value, what is accepted: all names, or a part of the sentence)
     ("algorithm.info_gain_norm_mode", None, "progress, turn_gae, or a dotted"),
     ("algorithm.info_gain_type", "diff", ["prob_diff", "log_prob_diff", "log_gap"]),
-    ("algorithm.info_gain_scorer", None, ["auto", "branch", "rows", "server", "reference"]),
+    ("algorithm.info_gain_scorer", None, ["auto", "branch", "rows", "reference"]),
     ("algorithm.info_gain_curriculum.gain", [1], "expected [first step, last step]"),
     ("algorithm.info_gain_curriculum.outcome", [0.5, -1], "at least 0"),
     ("algorithm.info_gain_template", "x", "a text with {answer}"),
@@ -300,9 +300,8 @@ RULES = [  # (overrides, the first one refused; a part of what is said of it)
     ([f"{MODEL}.use_fused_kernels=true"], "rows' places"),
     # rollouts
     ([f"{ROLLOUT}.name=sglang"], "trainer.device=cpu: accepted are hf, vllm"),
-    ([f"{SCORER}=server", f"{ROLLOUT}.name=sglang", "trainer.device=cuda"], "SGLang refuses; set .*=branch or rows"),
     ([f"{ROLLOUT}.max_model_len=464", f"{ROLLOUT}.name=sglang", "trainer.device=cuda"], "and 1 that verl.* set it to 465"),
-    ([f"{ROLLOUT}.name=trtllm", f"{SCORER}=server"], "accepted are hf, vllm, sglang"),
+    ([f"{ROLLOUT}.name=trtllm"], "accepted are hf, vllm, sglang"),
     ([f"{ROLLOUT}.enable_rollout_routing_replay=true"], "verl's FSDP engine replays no routes"),
 ]
 # fmt: on

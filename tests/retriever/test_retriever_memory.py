@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from kit.retriever_vectors import TableEncoder, write_rows
-from verl_credit_retriever import start
 from verl_credit_retriever.index import memory
 from verl_credit_retriever.index.kinds import resolve
 from verl_credit_retriever.index.memory import (
@@ -23,8 +22,6 @@ from verl_credit_retriever.index.memory import (
     require_memory,
 )
 from verl_credit_retriever.index.search import SearchIndex, build_index
-from verl_credit_retriever.settings import ServeSettings
-from verl_credit_retriever.start import run_server
 
 GB = 10**9
 WIKI = {"kind": "flat", "rows": 21_015_324, "dim": 768, "dtype": "float32"}
@@ -156,19 +153,6 @@ def test_cgroup_v1_limits_count(tmp_path, monkeypatch):
     files = {"memory.limit_in_bytes": "5000", "memory.usage_in_bytes": "1000", "memory.stat": "cache 3\n"}
     membership = "4:cpu,cpuacct:/c\n2:memory:/a\n"
     assert _machine(tmp_path, monkeypatch, groups={"memory/a": files}, membership=membership) == 4000
-
-
-def test_workers_that_load_at_the_same_time_are_counted(tmp_path, monkeypatch):
-    corpus, encoder = write_rows(tmp_path / "corpus.jsonl", 50), TableEncoder(np.eye(50, dtype=np.float32))
-    total = plan_memory(build_index(corpus, encoder, tmp_path / "out", kind="ivf")).total
-    started = []
-    monkeypatch.setattr(start, "run_workers", lambda *_: started.append(True) or 0)
-    settings = ServeSettings(tmp_path / "out", tmp_path, port=0, workers=3, gpu=True)
-    monkeypatch.setattr(memory, "available_memory", lambda: 3 * total - 1)
-    with pytest.raises(MemoryRefused, match="2 more workers .*Would fit: .*fewer --workers"):
-        run_server(settings)
-    monkeypatch.setattr(memory, "available_memory", lambda: 3 * total)
-    assert not started and run_server(settings) == 0 and started
 
 
 THREADS = """

@@ -30,7 +30,7 @@ def run(monkeypatch, tmp_path):
 def test_every_option_reaches_the_settings(run):
     limits = {field.name: field.default + 1 for field in fields(Limits)}
     own = {"backend": "exact", "nprobe": 2, "refine": 3, "ef_search": 4, "host": "localhost", "port": 0}
-    own |= {"port_file": Path("port"), "parent_pid": 5, "workers": 6, "device": "cuda"}
+    own |= {"port_file": Path("port"), "parent_pid": 5, "device": "cuda"}
     values = {**own, **limits, "topk": limits["default_topk"]}
     del values["default_topk"]
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
@@ -39,11 +39,8 @@ def test_every_option_reaches_the_settings(run):
     assert settings == expected
 
 
-@pytest.mark.parametrize(
-    "arguments, mmap",
-    [([], False), (["--mmap"], True), (["--workers=2"], True), (["--workers=2", "--gpu"], False)],
-)
-def test_several_workers_share_the_file(run, arguments, mmap):
+@pytest.mark.parametrize("arguments, mmap", [([], False), (["--mmap"], True)])
+def test_the_vectors_stay_in_the_file_where_that_is_asked_for(run, arguments, mmap):
     settings = run("serve", "--index=i", "--encoder=e", *arguments)
     assert (settings.mmap, settings.verify, settings.port) == (mmap, "known", 8000)
 

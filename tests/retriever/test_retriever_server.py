@@ -3,12 +3,9 @@
 import asyncio
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import httpx
 import pytest
@@ -16,11 +13,9 @@ import pytest
 from kit.retriever_fakes import metric
 from verl_credit.turns.rollout.search.client import SearchClient, SearchFault
 from verl_credit_retriever.encoder import SentenceEncoder
-from verl_credit_retriever.index.manifest import IndexMismatch
 from verl_credit_retriever.index.search import SearchIndex
 from verl_credit_retriever.launch import start_server
 from verl_credit_retriever.serve import bind
-from verl_credit_retriever.settings import ServeSettings
 
 QUERIES = [f"who is the mayor of town {number} {'by the river ' * (number % 3)}" for number in range(32)]
 
@@ -157,58 +152,6 @@ def test_the_end_of_the_parent_is_a_sigterm_that_drains(folders, tmp_path):
     assert answer.status_code == 200
     expected = _local_search(folders, many[-3:], 5)
     assert answer.json()["result"][-3:] == [[document for document, _ in hits] for hits in expected]
-
-
-def _children(pid):
-    return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-
-
-def _in_time(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
-def test_a_killed_worker_is_replaced_while_the_others_serve(folders, tmp_path):
-    process = _cli(folders, "--port", 0, "--workers", 2, "--port-file", tmp_path / "port.json")
-    url = _lines_until_ready(process).split()[2]
-    first = _children(process.pid)
-    assert len(first) == 2
-    asked = 0
-
-    def answers():
-        # Every request on a connection of its own: any worker may take it.
-        nonlocal asked
-        asked += 1
-        answer = httpx.post(f"{url}/retrieve", json={"queries": [QUERIES[asked % 32]]}, timeout=60)
-        return answer.status_code == 200 and len(answer.json()["result"][0]) == 3
-
-    assert all(answers() for _ in range(10))
-    victim = min(first)
-    os.kill(int(victim), signal.SIGKILL)
-    _in_time(lambda: victim not in _children(process.pid))
-    assert all(answers() for _ in range(10))  # the other one
-    _in_time(lambda: answers() and len(_children(process.pid)) == 2)
-    # Metrics are sums over the workers, the dead one included.
-    counted = httpx.get(f"{url}/metrics").text
-    assert metric(counted, "requests_total", route="/retrieve", status="200") == asked
-    last = _children(process.pid)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0 and os.listdir(tmp_path) == []
-    assert errors == f"worker {victim} ended with code -9; the next starts in 0 s\n"
-    assert not any(Path(f"/proc/{pid}").exists() for pid in first | last)
-
-
-def test_a_worker_serves_the_index_that_was_verified_and_no_other(folders):
-    from verl_credit_retriever import serve
-
-    settings = ServeSettings(folders / "index", folders / "encoder", index_pin="0" * 64)
-    with pytest.raises(IndexMismatch, match="replaced"):
-        serve._load_app(settings)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from verl_credit.study import table_cosine
 from verl_credit.study.stats import Measure
 from verl_credit.study.table_cosine import OWN, measure_cosines, shown_cosine
-from verl_credit.study.table_row import RowFile, row_of
+from verl_credit.study.table_row import Measured, row_of
 
 ROWS = {
     "grpo": row_of("none"),
@@ -27,7 +27,7 @@ def asked(monkeypatch):
     def load(recipe, overrides):
         return SimpleNamespace(overrides=overrides)
 
-    def on_two(base, work, overrides, *, modes, also, **sizes):
+    def on_two(base, work, *, also, **sizes):
         runs.append({name: config.overrides for name, config in also.items()})
         for number, policy in enumerate(("early", "late")):
             own = Measure(0.5 + number / 10, 0.4, 0.6, 9)
@@ -50,7 +50,7 @@ def asked(monkeypatch):
 
 def test_one_measurement_gives_all_rows_their_column_once(asked, tmp_path):
     measure_cosines([*ROWS.values()], tmp_path, tmp_path)
-    measured = {key: RowFile.of(row, tmp_path).columns[OWN] for key, row in ROWS.items()}
+    measured = {key: Measured.of(row, tmp_path).columns[OWN] for key, row in ROWS.items()}
     assert shown_cosine(measured["grpo"], difference=False) == "0.500 ± 0.100; 0.600 ± 0.100"
     assert shown_cosine(measured["gigpo"], difference=True) == "+0.020 ± 0.030; +0.020 ± 0.030"
     assert shown_cosine(measured["silent"], difference=True) == "no gains; no gains"

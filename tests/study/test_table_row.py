@@ -1,4 +1,4 @@
-"""Rows of the table of credits: their files, their pairs, a user's mode, and what is refused."""
+"""Rows of the table of credits: their file, their pairs, a user's mode, and what is refused."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 from verl_credit.cli import main
 from verl_credit.errors import PreflightError
 from verl_credit.study.table_columns import AREAS, COLUMNS, Size, columns_of, measure_row
-from verl_credit.study.table_row import RowFile, difference, row_of
+from verl_credit.study.table_row import Measured, difference, row_of
 
 TINY = Size(pairs=2, steps=2, seed=77, unseen=4, tasks=32)
 MINE = "def mine(tables, *, weight: float = 1.0):\n    return tables.reward_B_K * weight, tables.outcome_B, tables.ones()\n"
@@ -27,8 +27,7 @@ def test_a_users_mode_makes_a_row_beside_grpos_and_what_is_there_is_not_made_aga
     row = row_of(mine, {"weight": 2.0})
     lines = [*measure_row(row, tmp_path, ["chain H 2", "coin collector 12"], TINY)]
     assert [line.split()[0] for line in lines] == ["chain", "coin"] and all("±" in line for line in lines)
-    file, known = RowFile.of(row, tmp_path), RowFile.of(row_of("none"), tmp_path)
-    assert file.path.name == "table_mine_mine_weight_2.0.json"
+    file, known = Measured.of(row, tmp_path), Measured.of(row_of("none"), tmp_path)
     for column in ("chain H 2", "coin collector 12"):
         one, of_grpo = file.columns[column], known.columns[column]
         assert one["settings"] == of_grpo["settings"] and len(one["area"]) == len(of_grpo["area"]) == 2
@@ -39,13 +38,13 @@ def test_a_users_mode_makes_a_row_beside_grpos_and_what_is_there_is_not_made_aga
         )
     file.add("chain H 2", file.columns["chain H 2"] | {"area": [1.0, 2.0]})
     (line,) = measure_row(row, tmp_path, ["chain H 2"], TINY)
-    assert "±" in line and RowFile.of(row, tmp_path).columns["chain H 2"]["area"] == [1.0, 2.0]
+    assert "±" in line and Measured.of(row, tmp_path).columns["chain H 2"]["area"] == [1.0, 2.0]
 
 
 @pytest.mark.slow
 def test_grpo_minus_grpo_is_0_and_its_own_cell_is_its_area(tmp_path):
     (line,) = measure_row(row_of("none"), tmp_path, ["chain H 2"], TINY)
-    area = RowFile.of(row_of("none"), tmp_path).columns["chain H 2"]["area"]
+    area = Measured.of(row_of("none"), tmp_path).columns["chain H 2"]["area"]
     assert line.split()[-1] == f"{sum(area) / 2:.1f}"
     same = difference(area, area)
     assert (same.mean, same.half, same.wins) == (0.0, 0.0, False)
@@ -65,21 +64,23 @@ def test_fewer_rollouts_a_question_stand_beside_grpos_eight(tmp_path):
     (line,) = measure_row(row, tmp_path, ["chain H 2"], TINY)
     assert row.name == "turn_gae, values state, lam 0.5, n 2" and "(" in line
     settings = [
-        RowFile.of(one, tmp_path).columns["chain H 2"]["settings"]["n"] for one in (row, row_of("none"))
+        Measured.of(one, tmp_path).columns["chain H 2"]["settings"]["n"] for one in (row, row_of("none"))
     ]
     assert settings == [2, 8]
 
 
 def test_other_seeds_are_no_pairs(tmp_path):
     [*measure_row(row_of("none"), tmp_path, ["chain H 2"], TINY)]
-    with pytest.raises(PreflightError, match=r"none\.json: chain H 2 has .*'seed': 77.*expected .*'seed': 5"):
+    with pytest.raises(
+        PreflightError, match=r"rows\.jsonl: chain H 2 of none has .*'seed': 77.*expected .*'seed': 5"
+    ):
         [*measure_row(row_of("joint"), tmp_path, ["chain H 2"], Size(2, 2, 5, 4, 32))]
 
 
 def test_a_mode_that_refuses_its_options_says_why_in_its_cell(tmp_path):
     row = row_of("calibadv", {"evidence": "sigmoid", "zero_if_all_found": True})
     (line,) = measure_row(row, tmp_path, ["chain H 2"], TINY)
-    assert "zero_if_all_found" in line and "area" not in RowFile.of(row, tmp_path).columns["chain H 2"]
+    assert "zero_if_all_found" in line and "area" not in Measured.of(row, tmp_path).columns["chain H 2"]
 
 
 def test_a_world_whose_package_is_absent_names_the_extra(tmp_path, monkeypatch):
@@ -101,15 +102,15 @@ def test_columns_are_chosen_by_their_beginnings():
     ],
 )
 def test_refused_in_one_line(words, said, capsys, tmp_path):
-    assert main(["bench", "joint", "--table", "--dir", str(tmp_path / "out"), *words]) == 4
+    assert main(["bench", "joint", "--dir", str(tmp_path / "out"), *words]) == 4
     printed = capsys.readouterr().out
     assert printed.count("\n") == 1 and re.search(said, printed)
 
 
 @pytest.mark.slow  # sums over all groups of trajectories
 def test_the_command_writes_a_row(mine, tmp_path, capsys):
-    assert main(["bench", mine, "--table", "--dir", str(tmp_path / "rows"), "--only", "exact"]) == 0
-    saved = json.loads((tmp_path / "rows" / "table_mine_mine.json").read_text())
-    low, high = saved["columns"]["exact bias"]["cosine"]
-    assert saved["row"] == mine and -1 <= low <= high <= 1
+    assert main(["bench", mine, "--dir", str(tmp_path / "rows"), "--only", "exact"]) == 0
+    saved = json.loads((tmp_path / "rows" / "rows.jsonl").read_text())
+    low, high = saved["cosine"]
+    assert (saved["row"], saved["column"]) == (mine, "exact bias") and -1 <= low <= high <= 1
     assert f"exact bias           {low:.3f} to {high:.3f}" in capsys.readouterr().out

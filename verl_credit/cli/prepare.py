@@ -84,8 +84,6 @@ def prepare_check(
     no_search: Annotated[bool, Option("--no-search", help="for runs with search.max_searches=0")] = False,
     calls: Annotated[str, Option("--format", help="multi_turn.format of the run")] = "auto",
     corpus: Annotated[Path | None, Option(help="does it answer the questions? JSON lines, an index")] = None,
-    search: Annotated[str | None, Option(help="the same by searches at this address of a server")] = None,
-    topk: Annotated[int, Option(help="pages of a search")] = 3,
 ) -> int:
     """Prints a row in the policy's form and what is odd about the rows. Exit code 4, and one line, for what cannot train."""
     from verl_credit.recipe.doctor.data import Reads, read_rows
@@ -101,7 +99,7 @@ def prepare_check(
         lines = [
             *odd,
             *_prompt(rows[0], model, not no_search and rows[0].task is None),
-            *_answerable(file, corpus, search, topk),
+            *_answerable(file, corpus),
         ]
     except (PreflightError, NotHere) as error:
         print(error)
@@ -120,26 +118,17 @@ def prepare_check(
     return ExitCode.DONE
 
 
-def _answerable(file: Path, corpus: Path | None, search: str | None, topk: int) -> list[str]:
-    """A line for the corpus and one for the server, where they are given. Raises PreflightError."""
-    from verl_credit.redact import redact
-    from verl_credit.turns.rollout.search.client import SearchClient, SearchFault
-    from verl_credit.worlds.data.answerable import draw, in_corpus, in_search, pages_of
+def _answerable(file: Path, corpus: Path | None) -> list[str]:
+    """A line for the corpus, where it is given. Raises PreflightError."""
+    from verl_credit.worlds.data.answerable import draw, in_corpus, pages_of
 
-    if corpus is None and search is None:
+    if corpus is None:
         return []
-    questions, rows = draw([str(file)])
-    lines = []
     try:
-        if corpus is not None:
-            found = in_corpus(questions, rows, pages_of(corpus.expanduser()))
-            lines.append(f"{corpus}: {found.line()}")
-        if search is not None:
-            found = in_search(questions, rows, SearchClient(search, topk=topk))
-            lines.append(f"{redact(search)}: {found.line()}")
-    except (OSError, ValueError, SearchFault) as error:
-        raise PreflightError(redact(error)) from error
-    return lines
+        found = in_corpus(*draw([str(file)]), pages_of(corpus.expanduser()))
+    except (OSError, ValueError) as error:
+        raise PreflightError(str(error)) from error
+    return [f"{corpus}: {found.line()}"]
 
 
 def _prompt(row: Row, model: str | None, searches: bool) -> list[str]:

@@ -36,8 +36,6 @@ class Engine:
     """Positions of max_model_len that verl's server never fills."""
     extension: str = ""
     """Our class that extends the engine's worker, for a recipe that names none."""
-    no_scores: str = ""
-    """The reason why it scores no answers (info_gain_scorer=server)."""
     untried: str = ""
     """What has not been run."""
     ports: str = "not examined for what they open"
@@ -67,7 +65,6 @@ ENGINES = {
             "sglang",
             devices=("cuda",),
             unused=1,
-            no_scores="its requests have parameters that vLLM knows and SGLang refuses",
             untried="requests are handed on, and no GPU has run it (docs/engines.md#sglang)",
         ),
     )

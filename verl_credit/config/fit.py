@@ -1,8 +1,7 @@
 """Checks that a row and the answers scored with it fit into a micro-batch of log-probs and into the engine.
 
     a micro-batch:  row + contexts x answer                               <=  tokens x ranks that share a sequence
-    the engine:     context + answer + the token that the server draws    <=  actor_rollout_ref.rollout.max_model_len
-                    (a row + 1 for SGLang)
+    the engine:     row (+ 1 for SGLang)       <=  actor_rollout_ref.rollout.max_model_len
 
 The length limits give the longest row. With max_model_len=null the engine takes all positions of the model, and refuses
 longer requests itself. Recipe rules and `doctor` check this before the start, scorers for every request.
@@ -27,14 +26,11 @@ MOST = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
 DEFAULT = "actor_rollout_ref.rollout.agent.default_agent_loop"
 
 SHORT_ANSWER = 8  # tokens of the answer tag and a short answer, which follow every context
-SERVED_ANSWER = 256  # tokens reserved for an answer that the server scores, with header, prefix and template
-DRAWN = 1  # a server draws a token even when it only scores
 
 
 class Scorer(Protocol):
     """The attributes of a scorer that decide whether rows fit. `turns/score` imports this file, so this is a protocol."""
 
-    in_rollout: ClassVar[bool]
     frozen: ClassVar[bool]
 
     def answers_behind_row(self, config: DictConfig) -> int: ...
@@ -80,25 +76,13 @@ def tokens_per_micro_batch(config: DictConfig) -> int | None:
     return rollout.log_prob_max_token_len_per_gpu if rollout.log_prob_use_dynamic_bsz else None
 
 
-def engine_tokens(row: int, served: bool, answer: int = SERVED_ANSWER, *, engine: str = "") -> int:
-    """The tokens of the longest sequence sent to the engine and of the token that it draws (``rollout.max_model_len=auto``).
-
-    ``served``: the rollout server scores answers after the row (info_gain_scorer=server). ``engine``: ``rollout.name``.
-    """
-    return row + served * (answer + DRAWN) + engine_named(engine).unused
-
-
-def does_not_fit(context: int, answer: int, max_model_len: int | None) -> str:
-    """The reason why the server would refuse a request of so many tokens; "" where it fits."""
-    needed = context + answer + DRAWN
-    if max_model_len is None or needed <= max_model_len:
-        return ""
-    parts = f"a context of {context} tokens, an answer of {answer} and the one that is drawn"
-    return f"{MODEL_LEN}={max_model_len} cannot hold {parts}: {needed}"
+def engine_tokens(row: int, engine: str) -> int:
+    """The tokens of the longest sequence of an engine (``rollout.name``): ``rollout.max_model_len=auto``."""
+    return row + engine_named(engine).unused
 
 
 class Place(NamedTuple):
-    """The micro-batch or request in which answers are scored, with its limit of tokens."""
+    """The micro-batch in which answers are scored, with its limit of tokens."""
 
     key: str
     budget: int
@@ -111,9 +95,6 @@ class Place(NamedTuple):
 def place_of_answers(config: DictConfig, settings: CreditSettings, scorer: Scorer) -> Place | None:
     """The place in which this run scores answers; None where no answer has to fit beside a row."""
     roles, row = config.actor_rollout_ref, longest_row(config)
-    if settings.scores_gain and scorer.in_rollout:
-        length = roles.rollout.max_model_len
-        return None if length is None else Place(MODEL_LEN, length, length - DRAWN - row, 1)
     key, role, counted = LOG_PROB, roles.actor, roles.actor.use_dynamic_bsz
     contexts = scorer.answers_behind_row(config) if settings.scores_gain else 0
     if in_references_batches(config, settings, scorer):

@@ -53,6 +53,9 @@ VALUES: dict[tuple[str, str], str] = {
     (_TURNS, "bipace"): f"gigpo: bipace was not told apart from GRPO (commit {LAST} last had it)",
     (_SIGNAL, "lapo"): f"info_gain: measured, lapo points worse than GRPO (commit {LAST} last had it)",
     (_SIGNAL, "infopo"): f"info_gain: nothing was measured with infopo (commit {LAST} last had it)",
+    ("algorithm.info_gain_scorer", "server"): (
+        f"branch, or rows: the rollout server's log-probs were further from the trainer's (commit {LAST} last had it)"
+    ),
     (_ANCHOR, "hidden"): f"observation or prefix: {_STATES} (commit {LAST} last had them)",
     (_VALUES, "monte_carlo"): f"features, and more questions a step: {_AGAIN} (commit {LAST} last had them)",
     ("algorithm.planning.detector", "anchors"): f"grams: {_ENCODER} (commit {LAST} last had it)",

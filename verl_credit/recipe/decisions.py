@@ -26,7 +26,6 @@ from verl_credit.recipe.step_size import BATCH, MINI_BATCH
 from verl_credit.turns.rollout.header import answer_prefix, before_answer
 from verl_credit.turns.rollout.thoughts import without_thoughts
 from verl_credit.turns.score.requests import ANSWER_TAG, AnswerWriter
-from verl_credit.turns.score.scorers import SCORERS
 from verl_credit.worlds.lab.limits import MOST_HOPS, limits_of
 
 COMPUTES_IN = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
@@ -129,15 +128,10 @@ def _trainer(config: DictConfig) -> None:
 
 def _model_len(config: DictConfig) -> None:
     """``max_model_len`` is the length of the longest sequence that a run sends to the engine."""
-    algorithm = config.algorithm
     lengths = [config.data.get(key) for key in ("max_prompt_length", "max_response_length")]
     if OmegaConf.select(config, MODEL_LEN) == "auto" and all(isinstance(length, int) for length in lengths):
-        mode, own = _turn_mode(algorithm), algorithm.get("algorithm_mode")
-        by_turns = mode is not None and (mode.reads_turn_rewards or own is not None)
-        scorer = SCORERS.get(algorithm.get("info_gain_scorer"))  # another name is refused later
-        served = scorer is not None and scorer.in_rollout and by_turns
         engine = str(OmegaConf.select(config, ENGINE))
-        OmegaConf.update(config, MODEL_LEN, engine_tokens(sum(lengths), served, engine=engine))
+        OmegaConf.update(config, MODEL_LEN, engine_tokens(sum(lengths), engine))
 
 
 def _extension(config: DictConfig) -> None:

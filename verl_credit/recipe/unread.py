@@ -23,6 +23,7 @@ from verl_credit.recipe.family import chosen_scorer
 from verl_credit.recipe.rules.engines import overlong_unread
 from verl_credit.recipe.rules.known import handed_on
 from verl_credit.recipe.rules.trainer_mode import correction_without_effect, rollouts_too_old
+from verl_credit.recipe.step_size import StepSize
 
 _PAGES = "returns pages alone, and search.max_page_chars cuts them"
 SEARCH_ALONE = {
@@ -162,11 +163,12 @@ def warnings_of(config: DictConfig) -> list[str]:
 
 
 def _of_updates(config: DictConfig) -> Iterator[str]:
-    actor, batch = config.actor_rollout_ref.actor, config.data.train_batch_size
-    if batch // actor.ppo_mini_batch_size * actor.ppo_epochs == 1:
+    actor, size = config.actor_rollout_ref.actor, StepSize.of(config)
+    if size is not None and size.updates == 1:
         yield (
             f"the clip can never act: actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size} and "
-            f"ppo_epochs={actor.ppo_epochs} make one update a step of data.train_batch_size={batch}; every ratio is 1"
+            f"ppo_epochs={actor.ppo_epochs} make one update a step of data.train_batch_size={size.questions}; "
+            "every ratio is 1"
         )
     loss, high = actor.policy_loss, max(actor.clip_ratio_low, actor.clip_ratio_high)
     if loss.loss_mode == LOSS_MODE and loss.ratio_level in MEAN_RATIOS and high >= WIDE_FOR_MEANS:

@@ -20,7 +20,7 @@ from verl_credit.study.exact_worlds.mdp import Mdp
 from verl_credit.study.exact_worlds.mdp_learning import MdpLearning, Network, imitated
 from verl_credit.study.exact_worlds.taxi import taxi
 from verl_credit.study.table_cosine import OWN, measure_cosines, shown_cosine
-from verl_credit.study.table_row import Row, RowFile, difference, row_of
+from verl_credit.study.table_row import Measured, Row, difference, row_of
 
 Draw = Callable[[int, int, int], Mdp]
 """(unseen tasks, other tasks, seed) -> a world."""
@@ -58,9 +58,9 @@ def columns_of(only: Collection[str]) -> list[str]:
 
 
 def measure_row(row: Row, folder: Path, columns: Collection[str], size: Size = Size()) -> Iterator[str]:
-    """Adds the columns that the row's file lacks, and yields a line for each. What GRPO's file lacks is measured first."""
-    file, reference = RowFile.of(row, folder), row_of("none")
-    known = file if row == reference else RowFile.of(reference, folder)
+    """Adds what the folder lacks of the row, and yields a line for each column. What it lacks of GRPO is measured first."""
+    file, reference = Measured.of(row, folder), row_of("none")
+    known = file if row == reference else Measured.of(reference, folder)
     for column in columns:
         if column in AREAS:
             for one, its_file in ((reference, known), (row, file)):
@@ -69,18 +69,20 @@ def measure_row(row: Row, folder: Path, columns: Collection[str], size: Size = S
                     its_file.add(column, area(one, column, size))
         elif column == OWN:
             measure_cosines([row], folder, LAB_WORK.resolve())
-            file = RowFile.of(row, folder)
+            file = Measured.of(row, folder)
         elif column not in file.columns:
             file.add(column, exact_bias(row))
         yield f"{column:<20} {shown(column, file, known)}"
 
 
-def _check(file: RowFile, column: str, row: Row, size: Size) -> None:
+def _check(file: Measured, column: str, row: Row, size: Size) -> None:
     """Raises PreflightError for a column of other seeds or steps, because no pair would be one."""
     asked = asdict(size) | {"n": row.group}
     given = file.columns.get(column, {}).get("settings", asked)
     if given != asked:
-        raise PreflightError(f"{file.path}: {column} has {given}; expected {asked}: take another --dir")
+        raise PreflightError(
+            f"{file.path}: {column} of {file.row} has {given}; expected {asked}: take another --dir"
+        )
 
 
 def exact_bias(row: Row) -> dict:
@@ -137,7 +139,7 @@ def _world(column: str, size: Size) -> tuple[Mdp, list[torch.Tensor]]:
     return mdp, imitated(mdp, size.pairs, size.seed)
 
 
-def shown(column: str, file: RowFile, known: RowFile) -> str:
+def shown(column: str, file: Measured, known: Measured) -> str:
     """The cell. For an area: the difference to GRPO's, and in brackets the shuffled control's. GRPO's own is the area."""
     measured = file.columns.get(column)
     if measured is None:

@@ -12,18 +12,18 @@ from verl_credit.records.run.progress_line import Throttled, say_at_once
 from verl_credit.study.bench import on_two_policies
 from verl_credit.study.fidelity.gradients import GRPO
 from verl_credit.study.stats import Measure
-from verl_credit.study.table_row import GROUP, Row, RowFile
+from verl_credit.study.table_row import GROUP, Measured, Row
 
 OWN = "own cosine"
 SIZE = {"prompts": 32, "continuations": 16}
 
 
 def measure_cosines(rows: Sequence[Row], folder: Path, work: Path) -> None:
-    """Adds the column to the files of rows that lack it. ``work`` keeps the later policy and the true values."""
-    missing = [row for row in rows if OWN not in RowFile.of(row, folder).columns]
+    """Adds the column of rows that lack it to the folder. ``work`` keeps the later policy and the true values."""
+    missing = [row for row in rows if OWN not in Measured.of(row, folder).columns]
     for row in missing:
         if why := _not_here(row):
-            RowFile.of(row, folder).add(OWN, {"why": why})
+            Measured.of(row, folder).add(OWN, {"why": why})
     missing = [row for row in missing if not _not_here(row)]
     if not missing:
         return
@@ -31,7 +31,7 @@ def measure_cosines(rows: Sequence[Row], folder: Path, work: Path) -> None:
     world_of(base).build(Throttled(say_at_once))
     also = {row.name: load_config("lab", row.overrides()) for row in missing if row.name != "none"}
     found: dict[str, dict] = {row.name: {} for row in missing}
-    for policy, result in on_two_policies(base, work, [], modes=["none"], parallel=1, also=also, **SIZE):
+    for policy, result in on_two_policies(base, work, also=also, **SIZE):
         reasons = {credit.name: credit.reason for credit, _ in result.credits if credit.reason}
         for name, of_row in found.items():
             credit = GRPO if name == "none" else name
@@ -44,7 +44,7 @@ def measure_cosines(rows: Sequence[Row], folder: Path, work: Path) -> None:
     seconds = round((time.process_time() - begun) / len(missing), 1)
     for row in missing:
         settings = SIZE | {"rollouts": GROUP}
-        RowFile.of(row, folder).add(
+        Measured.of(row, folder).add(
             OWN, {"settings": settings, "policies": found[row.name], "cpu_seconds": seconds}
         )
 

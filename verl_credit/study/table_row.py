@@ -1,13 +1,11 @@
-"""A row of the table of credits: one credit at an equal number of rollouts, and the file that holds what was measured of it.
+"""A row of the table of credits: one credit at an equal number of rollouts, and what a folder has measured of it.
 
 A column's number is paired with GRPO's by seed: a pair has the same first policy, tasks and order of tasks.
 """
 
 from __future__ import annotations
 
-import json
 import platform
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +16,7 @@ import torch
 from scipy.stats import t as student_t
 
 from verl_credit.errors import PreflightError
-from verl_credit.records.run.files import write_text
+from verl_credit.records.run.files import append_json, read_json_lines
 from verl_credit.study.bench import Candidate, find_candidate
 from verl_credit.study.exact_worlds.fed_credit import FedCredit
 from verl_credit.study.exact_worlds.learning import ROLLOUTS, UPDATES
@@ -49,10 +47,6 @@ class Row:
             [self.candidate.path, *values, *given, *([] if self.group == GROUP else [f"n {self.group}"])]
         )
 
-    @property
-    def file_name(self) -> str:
-        return re.sub(r"[^\w.]+", "_", self.name) + ".json"
-
     def credit(self) -> FedCredit:
         """The credit without a replay."""
         return FedCredit(self.candidate.mode, self.candidate.params, self.values)
@@ -71,8 +65,12 @@ def row_of(
     return Row(find_candidate(mode, params), values, group)
 
 
+ROWS = "rows.jsonl"
+"""The file of a folder: a line for each row and column, which is only appended to. The last line of a column counts."""
+
+
 @dataclass
-class RowFile:
+class Measured:
     """What was measured of a row, by column. Each column's numbers stand beside the settings that made them."""
 
     path: Path
@@ -80,26 +78,23 @@ class RowFile:
     columns: dict[str, dict] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, row: Row, folder: Path) -> RowFile:
-        """The row's file in the folder, or an empty one. Raises PreflightError for a file of another row."""
-        path = folder / row.file_name
-        if not path.exists():
-            return cls(path, row.name)
-        found = cls.read(path)
-        if found.row != row.name:
-            raise PreflightError(f"{path} is of {found.row!r}; expected {row.name!r}: take another --dir")
-        return found
+    def of(cls, row: Row, folder: Path) -> Measured:
+        """What the folder has of the row."""
+        return cls.all(folder).get(row.name) or cls(folder / ROWS, row.name)
 
     @classmethod
-    def read(cls, path: Path) -> RowFile:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        return cls(path, saved["row"], saved["columns"])
+    def all(cls, folder: Path) -> dict[str, Measured]:
+        """What the folder has, by the rows' names. Raises DamagedFile, which names the line."""
+        found: dict[str, Measured] = {}
+        for line in read_json_lines(folder / ROWS):
+            name, column = line.pop("row"), line.pop("column")
+            found.setdefault(name, cls(folder / ROWS, name)).columns[column] = line
+        return found
 
     def add(self, column: str, measured: dict) -> None:
-        """Writes the file."""
+        """Appends a line to the file."""
         self.columns[column] = measured | {"machine": _machine()}
-        lines = ",\n ".join(f"{json.dumps(name)}: {json.dumps(one)}" for name, one in self.columns.items())
-        write_text(self.path, f'{{"row": {json.dumps(self.row)}, "columns": {{\n {lines}}}}}\n')
+        append_json(self.path, {"row": self.row, "column": column, **self.columns[column]})
 
 
 @dataclass(frozen=True)

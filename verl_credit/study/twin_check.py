@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 from verl_credit.recipe.decisions import COMPUTES_IN
 from verl_credit.recipe.world import world_of
-from verl_credit.turns.score.scorers import SCORERS
 from verl_credit.turns.score.scorers.reference import KL_LOSS
 
 A = "actor_rollout_ref.actor"
@@ -64,8 +62,3 @@ def check_twin(config: DictConfig) -> None:
         if value is not None and value != only:
             use = f"the twin knows {only} alone; `train` takes every value"
             raise ConfigError(key=key, value=value, accepted=use)
-    settings = CreditSettings.from_config(config)
-    scorer = settings.algorithm.info_gain_scorer
-    if settings.scores_gain and SCORERS[scorer].in_rollout:
-        use = "the twin has no rollout server; expected branch or rows"
-        raise ConfigError(key="algorithm.info_gain_scorer", value=scorer, accepted=use)

@@ -7,7 +7,7 @@ from kit.machine import SKIP, says
 from kit.recipes import load_config
 from kit.settings import settings
 from kit.turn_rows import Row, turn_batch
-from verl_credit.config.fit import MODEL_LEN, REFERENCE, engine_tokens, place_of_answers
+from verl_credit.config.fit import MODEL_LEN, REFERENCE, place_of_answers
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, PreflightError
 from verl_credit.recipe.doctor.context import Context
@@ -118,41 +118,26 @@ def test_what_counts_is_what_rides(tokenizer, overrides, needed):
         fitted(tokenizer, given, TEMPLATE, *overrides, f"{BUDGET}={ROW + needed - 1}")
 
 
-@pytest.mark.parametrize(
-    "overrides", [["credit=grpo"], ["algorithm.info_gain_scorer=server", f"{MODEL_LEN}=null"]]
-)
-def test_nothing_is_counted_where_nothing_rides(overrides):
+def test_nothing_is_counted_where_nothing_rides():
     """Neither rows nor tokenizer are looked at."""
-    context = Context(None, load_config("lab", ["data.train_files=nowhere", *overrides]))
+    context = Context(None, load_config("lab", ["data.train_files=nowhere", "credit=grpo"]))
     assert says(check_answers(context), SKIP)
 
 
-def test_what_the_server_scores_fits_its_longest_sequence(tokenizer):
-    """One answer behind the longest row, and the token that the engine writes: other answers have requests of their own."""
-    given, served = rows(["x" * 25], ["y" * 10, "z" * 20]), (TEMPLATE, "algorithm.info_gain_scorer=server")
-    needed = ROW + PER_TAG + 25 + 1
-    with pytest.raises(PreflightError, match=f"row 0.*Set it to {needed} or more"):
-        fitted(tokenizer, given, *served, f"{MODEL_LEN}={needed - 1}")
-    assert "has room for 26" in fitted(tokenizer, given, *served, f"{MODEL_LEN}={needed}")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides, length", [([], ROW), (["algorithm.info_gain_scorer=server"], ROW + 9)])
-def test_a_longest_sequence_too_short_for_a_row_is_refused(overrides, length):
-    validate(load_config("lab", [*overrides, f"{MODEL_LEN}={length}"]))
+def test_a_longest_sequence_too_short_for_a_row_is_refused():
+    validate(load_config("lab", [f"{MODEL_LEN}={ROW}"]))
     with pytest.raises(ConfigError) as caught:
-        validate(load_config("lab", [*overrides, f"{MODEL_LEN}={length - 1}"]))
-    assert (caught.value.key, caught.value.value) == (MODEL_LEN, length - 1)
-    assert caught.value.accepted == f"{length} or more, or auto"
+        validate(load_config("lab", [f"{MODEL_LEN}={ROW - 1}"]))
+    assert (caught.value.key, caught.value.value) == (MODEL_LEN, ROW - 1)
+    assert caught.value.accepted == f"{ROW} or more, or auto"
 
 
-def test_auto_is_the_longest_row_and_what_the_server_scores_behind_it():
+def test_auto_is_the_longest_row():
     def length(*overrides):
         return load_config("lab", list(overrides)).actor_rollout_ref.rollout.max_model_len
 
     assert length() == ROW and length("data.max_response_length=500") == 548
-    assert length("algorithm.info_gain_scorer=server") == engine_tokens(ROW, True) > ROW + 9
-    assert length("algorithm.info_gain_scorer=server", "credit=grpo") == ROW  # no gain, no answer
     assert length(f"{MODEL_LEN}=9000") == 9000 and length(f"{MODEL_LEN}=null") is None
 
 

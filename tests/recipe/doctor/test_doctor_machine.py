@@ -1,13 +1,11 @@
-"""Memory, disk, ports and processes of machines that are not there; and the facts of this one."""
+"""Memory, disk and processes of machines that are not there; and the facts of this one."""
 
 import shutil
-import socket
 from collections import namedtuple
 from dataclasses import replace
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from kit.machine import FAIL, LAPTOP, MACHINE, PASS, WARN, cases, on_cuda, says
 from kit.recipes import load_config
@@ -99,23 +97,6 @@ def test_a_recipe_by_name_needs_room_for_its_checkpoints(tmp_path, hub):
     context = Context(MACHINE, load_config("multihop_qwen3_4b", given))
     found = machine.check_disk(context, lambda path: Usage(40 * GIB))
     assert says(found, FAIL, "45.0 GiB a checkpoint")
-
-
-@pytest.mark.slow
-def test_ports():
-    config = LAB.copy()
-    metrics = "transfer_queue.metrics"
-    OmegaConf.update(config, "actor_rollout_ref.rollout.prometheus.enable", True)  # its 9090 has to be in use
-    OmegaConf.update(config, f"{metrics}.port", 9191)
-    assert dict(machine.named_ports(config)) == {}  # switched off
-    OmegaConf.update(config, f"{metrics}.enabled", True)
-    assert dict(machine.named_ports(config)) == {f"{metrics}.port": 9191}
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        OmegaConf.update(config, f"{metrics}.port", port)
-        held = machine.check_ports(Context(MACHINE, config))
-        assert says(held, FAIL, f"{metrics}.port={port}", f"{metrics}.port=ANOTHER")
-    assert says(machine.check_ports(Context(MACHINE, config)), PASS)
 
 
 def test_where_the_cluster_is(tmp_path):

@@ -36,8 +36,8 @@ def test_model_folder_without_a_model(tmp_path):
     "overrides, needed",
     [
         ([], 464),
-        (["algorithm.info_gain_scorer=server"], 721),
-        (["algorithm.info_gain_scorer=server", "actor_rollout_ref.rollout.max_model_len=null"], 464),
+        (["actor_rollout_ref.rollout.max_model_len=721"], 721),
+        (["actor_rollout_ref.rollout.max_model_len=null"], 464),
     ],
 )
 def test_a_model_without_positions_for_the_longest_row_is_refused(tmp_path, overrides, needed):

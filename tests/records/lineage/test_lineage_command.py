@@ -1,7 +1,5 @@
 """`verl-credit lineage ...`: what it prints, and how it ends."""
 
-import json
-
 import pytest
 
 from kit.trials import trial
@@ -30,24 +28,11 @@ def run(store, capsys):
     return call
 
 
-def test_show_names_every_trial_and_the_damaged_lines(run, store):
-    shown = "exp_a  baseline  0.250000\nexp_b  keep  0.500000 (+0.250000)  two lines\nexp_c  crash  -\n"
-    assert run("show") == (0, shown, "")
+def test_render_writes_the_page_of_the_store(run, store, tmp_path):
     with store.path.open("a") as file:
         file.write("one cell\n")
-    code, out, err = run("show", "--json")
-    found = json.loads(out)
-    assert [one["exp_id"] for one in found["trials"]] == ["a", "b", "c"]
-    assert code == 0 and err == f"not read: {found['damaged'][0]}\n" and "one cell" in err
-
-
-def test_the_best_has_a_direction(run):
-    assert run("best")[1].startswith("exp_b  keep") and json.loads(run("best", "--json")[1])["exp_id"] == "b"
-    assert run("best", "--lower-is-better")[1].startswith("exp_a")
-
-
-def test_render_writes_the_page_of_the_store(run, store, tmp_path):
-    code, out, _ = run("render", "--for", "ana")
+    code, out, err = run("render", "--for", "ana")
+    assert err.startswith("not read: ") and "one cell" in err
     text = (store.root / "KNOWLEDGE.md").read_text()
     assert code == 0 and out == f"{store.root / 'KNOWLEDGE.md'}\n"
     assert "You are specialist **ana**. Current best: **exp_b**" in text
@@ -59,5 +44,5 @@ def test_render_writes_the_page_of_the_store(run, store, tmp_path):
 def test_what_is_not_there_ends_with_4_and_one_line(run, capsys):
     code, out, err = run("render", "--out", "/proc/none/x.md")
     assert code == 4 and not out and "/proc/none" in err and err.count("\n") == 1
-    assert main(["lineage", "show", "--dir", "nowhere"]) == 4
+    assert main(["lineage", "render", "--dir", "nowhere"]) == 4
     assert "nowhere/results.tsv" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 
@@ -15,7 +16,7 @@ from kit.recipes import load_config
 from verl_credit.cli.train import start as train_module
 from verl_credit.errors import ExitCode, PreflightError
 from verl_credit.records.run.files import METRICS, VALIDATION, append_json
-from verl_credit.records.run.lock import LOCK, run_lock
+from verl_credit.records.run.lock import LOCK, holder_is_gone, run_lock
 from verl_credit.records.run.state import TRACKER, nothing_left, save_state
 
 HOLD = "import sys; from pathlib import Path; from verl_credit.records.run.lock import run_lock\n" \
@@ -48,6 +49,15 @@ def test_a_killed_run_blocks_nobody(tmp_path, holder):
         assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
     with run_lock(tmp_path):  # and it is given back at the end
         pass
+
+
+def test_a_folder_whose_process_is_gone_is_free(tmp_path):
+    """The greatest number of a process that Linux allows is 2^22."""
+    here, none = socket.gethostname(), 2**22 + 5
+    holders = {(os.getpid(), here): False, (none, "another"): False, ("x", here): False, (none, here): True}
+    for (pid, host), gone in holders.items():
+        (tmp_path / LOCK).write_text(json.dumps({"pid": pid, "host": host}))
+        assert holder_is_gone(tmp_path) is gone
 
 
 def test_a_lock_without_a_legible_holder_is_a_lock(tmp_path):

@@ -191,8 +191,6 @@ def test_the_commands(campaign, capsys):
     assert capsys.readouterr().out == f"report: {folder}/campaign.html\n"
     (folder / "campaign.html").unlink()
     assert main(["report", str(folder)]) == 0 and (folder / "campaign.html").exists()
-    assert main(["report", "--watch", str(folder)]) == 4
-    assert capsys.readouterr().out.endswith("--watch takes a run, and this is a campaign's folder\n")
 
 
 @pytest.mark.parametrize("command", ["status", "report"])

@@ -4,7 +4,6 @@ import pytest
 
 from verl_credit.recipe.compose import load_config
 from verl_credit.records.run.files import METRICS, VALIDATION, read_json_lines
-from verl_credit.study.bench import METRIC
 from verl_credit.study.fidelity.subject import load_checkpoint, load_policy
 from verl_credit.study.twin import Twin
 
@@ -30,7 +29,9 @@ def test_a_run_and_the_same_again(tiny_lab, tmp_path):
     (first, said), (second, _) = (run(tiny_lab, tmp_path / name) for name in ("a", "b"))
     assert first == second and [row["step"] for row in first] == [1, 2]
     for row in first:
-        assert 0 <= row[METRIC] <= 1 and row["actor/grad_norm"] > 0 and row["num_turns/mean"] >= 1
+        assert (
+            0 <= row["credit/outcome/em"] <= 1 and row["actor/grad_norm"] > 0 and row["num_turns/mean"] >= 1
+        )
         assert row["credit/gain/scored"] == 1
     assert first[0]["actor/loss"] != first[1]["actor/loss"]
     tested = read_json_lines(tmp_path / "a" / VALIDATION)

@@ -180,11 +180,10 @@ def _credit(settings: CreditSettings) -> Iterator[Stage]:
     if a.canonical_transform:
         yield _registered("canonical", a.transform_mode)
         return
-    takes_outcomes = not a.turn_mode.any_outcome_operator and "groups" not in a.turn_mode.reads
-    if a.advantage_mode == "grpo" and not takes_outcomes:
+    if a.advantage_mode == "grpo" and a.turn_mode.compares:
         says = "inside the turn level, which normalises outcomes itself"
         yield Stage("outcome", "grpo", says, "rewards, groups")
-    elif not takes_outcomes:
+    elif a.turn_mode.compares:
         yield _registered("outcome", a.advantage_mode, a.advantage_params)
     if reads.valued(settings):
         provider = provider_of(settings)

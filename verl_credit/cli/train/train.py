@@ -1,6 +1,4 @@
-"""`verl-credit train` starts a run on verl's trainer, or with -m a run for every combination of values; `verl-credit twin`
-trains in the lab in one process, without Ray.
-"""
+"""`verl-credit train` starts a run on verl's trainer; `verl-credit twin` trains in the lab in one process, without Ray."""
 
 import os
 from functools import partial
@@ -25,17 +23,14 @@ FAULT = {IntegrityError: ExitCode.INTEGRITY}
 def train(
     config_name: Annotated[str, Option(help=SHIPPED)],
     config_dir: ConfigDir = None,
-    multirun: Annotated[bool, Option("-m", "--multirun", help="key=a,b: a run for each combination")] = False,
     overrides: Overrides = (),
 ) -> ExitCode:
     from verl_credit.recipe.doctor.network import ray_on_loopback
 
     ray_on_loopback(os.environ)  # before Ray is imported
-    if multirun:
-        from verl_credit.cli.train.sweep import sweep as run
-    else:
-        from verl_credit.cli.train.start import start as run
-    return run(config_name, list(overrides), config_dir)
+    from verl_credit.cli.train.start import start
+
+    return start(config_name, list(overrides), config_dir)
 
 
 @ends("twin", failed=FAULT, interrupted="interrupted; start it again in another folder")

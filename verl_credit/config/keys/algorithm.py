@@ -23,7 +23,7 @@ from verl_credit.names import ADV_ESTIMATOR
 AUTO: Final = "auto"
 DETECTORS = ("grams",)
 TURN_SIGNALS = (AUTO, "none", "info_gain", "tool_reward", "column:NAME")
-SCORERS = (AUTO, "branch", "rows", "server", "reference")
+SCORERS = (AUTO, "branch", "rows", "reference")
 
 AtLeast0 = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -214,9 +214,8 @@ class Algorithm(Section):
     info_gain_aliases: Annotated[Literal["max", "mean", "first"], When(reads.gains)] = "max"
     """The probability of several gold answers: the highest, their mean, or the first answer's."""
     info_gain_scorer: Annotated[str, OneOf(SCORERS), When(reads.gains)] = AUTO
-    """branch: answers join their rows' old_log_probs forward; rows: a row for every context; server: the rollout server;
-    reference: rows, by the frozen reference; auto: branch where the model's layers and attention allow it (families.md),
-    else rows."""
+    """branch: answers join their rows' old_log_probs forward; rows: a row for every context; reference: rows, by the frozen
+    reference; auto: branch where the model's layers and attention allow it (families.md), else rows."""
     info_gain_every: Annotated[int, Field(ge=1), When(reads.gains)] = 1
     """Gains are measured in every n-th step; the steps between are plain GRPO."""
     info_gain_warmup_steps: Annotated[Count, When(reads.gains)] = 0

@@ -38,7 +38,7 @@ Folder = Annotated[
 
 class KeepRollouts(Section):
     steps: Annotated[int, Field(ge=0)] = 10
-    """Last steps whose rollouts are stored token by token, for the report and `fidelity lens`; 0: none. An older step
+    """Last steps whose rollouts are stored token by token, for the report; 0: none. An older step
     keeps the text of one rollout per stored group, and the credit of all turns."""
     groups: Annotated[int, Field(ge=0, le=1000)] | None = 3
     """Groups of a step whose rollouts are stored, the longest rollouts first; null: all, which the entropy probe needs."""

@@ -119,6 +119,11 @@ class TurnMode(Operator):
         return "outcome_operator" in self.options
 
     @property
+    def compares(self) -> bool:
+        """It compares rollouts of a prompt, or takes an outcome operator, which may."""
+        return self.any_outcome_operator or "groups" in self.reads
+
+    @property
     def scales_clip(self) -> bool:
         """It gives turns a clip scale (`dynamic_clip`)."""
         return "clip_beta" in self.options

@@ -101,7 +101,7 @@ def _other_way(engine, vocabulary: int, stock) -> str:
     limits, tried = allowed(stock, _dtype(engine)), []
     for name, packed in WAYS:
         with _attention(engine, name):
-            scorer = "" if engine.branches else " and algorithm.info_gain_scorer=rows or server"
+            scorer = "" if engine.branches else " and algorithm.info_gain_scorer=rows"
             try:
                 if name == AUTO:
                     refuse_model(engine.model_config.hf_config, name, packed)

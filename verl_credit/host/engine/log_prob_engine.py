@@ -155,8 +155,8 @@ class BranchEngine:
         if not self.branches:  # they would see each other, or lack a state, unnoticed
             raise ValueError(
                 f"algorithm.info_gain_scorer=branch cannot score {self.model_config.hf_config.model_type} with "
-                f"attn_implementation={self.module_attention}: it needs {'|'.join(NAMES)} and no Gated-DeltaNet layers; use "
-                "rows or server"
+                f"attn_implementation={self.module_attention}: it needs {'|'.join(NAMES)} and no Gated-DeltaNet layers; "
+                "use rows"
             )
         decoded = [decode_branches(row) for row in data[BRANCHES].unbind()]
         row_lengths = data["input_ids"].offsets().diff().tolist()

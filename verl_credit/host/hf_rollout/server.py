@@ -90,10 +90,6 @@ class HFServer:
         self._require_weights()
         return self._generator.generate(prompts, params)
 
-    def _prompt_log_probs(self, prompt):
-        self._require_weights()
-        return self._generator.prompt_log_probs(prompt)
-
     def _prove_once(self) -> None:
         """The first weights decide, because random ones of `load_format=dummy` would hide a wrong mask."""
         if not self._proved:
@@ -127,8 +123,6 @@ class HFServer:
                 "rollout.name=hf generates from text only: images, video, audio are not supported"
             )
         prompt = [int(token) for token in prompt_ids]
-        if sampling_params.get("prompt_logprobs") is not None:
-            return await self._score(prompt, sampling_params["prompt_logprobs"])
         limits = self.config, self._max_model_len, self._eos_token_ids
         params = read_sampling_params(sampling_params, len(prompt), *limits)
         self._generator.check(prompt, params)
@@ -142,24 +136,6 @@ class HFServer:
         given = {"token_ids": output.token_ids, "log_probs": log_probs, "stop_reason": "completed"}
         fields = {"global_steps": self.global_steps, "finish_reason": output.finish_reason}
         return TokenOutput(**given, extra_fields=fields)
-
-    async def _score(self, prompt: list[int], wanted: int) -> TokenOutput:
-        """Log-probs of a prompt's own tokens at temperature 1, in the form of verl's vLLM server."""
-        if wanted != 0:
-            raise ValueError(
-                f"prompt_logprobs={wanted}: rollout.name=hf gives those of the prompt's own tokens (0)"
-            )
-        if not 2 <= len(prompt) <= self._max_model_len:
-            raise ValueError(f"a prompt of {len(prompt)} tokens; expected 2 to {self._max_model_len}")
-        self._require_cache(len(prompt))
-        values = await self._batcher.exclusive(self._prompt_log_probs, prompt)
-        fields = {
-            "global_steps": self.global_steps,
-            "num_cached_tokens": 0,
-            "prompt_ids": [[token] for token in prompt[1:]] + [[0]],
-            "prompt_logprobs": [[value] for value in values] + [[0.0]],
-        }
-        return TokenOutput(token_ids=[], log_probs=[], stop_reason="completed", extra_fields=fields)
 
     # --- weights: begin, any number of buckets, finish ---
 

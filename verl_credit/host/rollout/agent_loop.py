@@ -36,8 +36,6 @@ from verl_credit.turns.rollout.reward.qa import final_answer
 from verl_credit.turns.rollout.search.wire import control_tokens, without_markup
 from verl_credit.turns.rollout.thoughts import TurnReader
 from verl_credit.turns.rollout.tool_calls import shown_calls
-from verl_credit.turns.score.requests import RowPlanner
-from verl_credit.turns.score.scorers import SCORERS, Scorer
 from verl_credit.turns.step.signals.built_in import signals_of
 from verl_credit.turns.step.signals.own import TrajectorySignal, ask_signals
 from verl_credit.turns.step.signals.signal import make_trajectory, turn_texts
@@ -78,7 +76,7 @@ class TurnAgentLoop(ToolAgentLoop):
         self.reader = TurnReader(self.tokenizer, self.config.search.include_reasoning)
         self.tool_parser = ToolParser.get_tool_parser(self.tool_parser_name, self.reader)
         self.control_tokens = _control_tokens_of(self.tokenizer)
-        self.book, self.record, self._request_id = TurnBook(), RowRecord(), ""
+        self.book, self.record = TurnBook(), RowRecord()
 
     async def run(self, sampling_params: dict[str, Any], **kwargs) -> TurnAgentLoopOutput:
         mode = kwargs.get("sampling")
@@ -96,9 +94,6 @@ class TurnAgentLoop(ToolAgentLoop):
         output = self._finish(await super().run(sampling_params, **kwargs | {"tools_kwargs": tools_kwargs}))
         if mode is None and not self.record.tool_fault:
             credit, signals = self._credit_of(self.config)
-            scorer = SCORERS[credit.algorithm.info_gain_scorer]
-            if scorer.in_rollout and credit.scores_at(kwargs["global_steps"]):
-                await self._score(output, scorer, credit)
             if signals:
                 n_turns, record = 1 + max(output.turn_ids, default=-1), self.record.as_dict()
                 texts = turn_texts(output.response_ids, output.turn_ids, n_turns, self.tokenizer.decode)
@@ -118,25 +113,10 @@ class TurnAgentLoop(ToolAgentLoop):
             TurnAgentLoop._known = (config, credit, signals)
         return cls._known[1:]
 
-    async def _score(self, output: TurnAgentLoopOutput, scorer: Scorer, credit: CreditSettings) -> None:
-        """Score the answer after every context of the trajectory, with the replica that wrote it."""
-
-        def generate(prompt: list[int], params: dict):
-            return self._engine.generate(  # verl sends the same id to the same replica
-                request_id=self._request_id, prompt_ids=prompt, sampling_params=params
-            )
-
-        prompt, response = output.prompt_ids, output.response_ids
-        planner = RowPlanner(self.tokenizer, credit)
-        requests = planner.requests(0, prompt, response, output.turn_ids, self._truth)
-        longest = self.config.actor_rollout_ref.rollout.get("max_model_len")
-        await scorer.score_rollout(requests, [*prompt, *response], generate, longest, self.record)
-
     async def _handle_generating_state(self, agent_data, sampling_params, ignore_termination=False):
         # verl cuts off what does not fit the row afterwards, but an answer there must not be rewarded.
         left = self.response_length - len(agent_data.response_mask)
         params = {**sampling_params, "max_tokens": min(self.max_new_tokens, left)}
-        self._request_id = agent_data.request_id
         if self.rollout_config.name == ROLLOUT_NAME:  # vLLM dies of per-request seeds with chunked prefill
             params["seed"] = stable_seed(*self._seed_parts, self.book.n_turns)
         self.reader.after(agent_data.prompt_ids)

@@ -76,29 +76,6 @@ def ask_servers(settings) -> tuple[str | None, str]:
         raise PreflightError(redact(error)) from error
 
 
-def check_corpus(context: Context) -> Result:
-    """Asks the search servers for questions of the training files. Warns where fewer than half seem answerable."""
-    from verl_credit.turns.rollout.search.client import SearchFault, client_for
-    from verl_credit.worlds.data.answerable import draw, in_search
-
-    search, files = context.recipe.search, context.value(TRAIN)
-    questions, rows = draw([files] if isinstance(files, str) else list(files), context.recipe.data.prompt_key)
-
-    try:
-        found = in_search(questions, rows, client_for(search))
-    except SearchFault as error:
-        raise PreflightError(f"search.url={redact(search.url)}: {redact(error)}") from error
-    if not found.judged:
-        return skipped(found.line())
-    if found.share < 0.5:
-        return warned(
-            found.line(),
-            "most questions can be answered from the index",
-            "verl-credit prepare check FILE --corpus CORPUS looks at every page of the corpus",
-        )
-    return passed(found.line())
-
-
 def check_resume(context: Context) -> Result:
     """Checks the files of the checkpoint that the run goes on from."""
     config = context.recipe

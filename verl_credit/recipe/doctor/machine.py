@@ -1,16 +1,13 @@
-"""Memory, ports, and disk space for the checkpoints of a run."""
+"""Memory, and disk space for the checkpoints of a run."""
 
 from __future__ import annotations
 
 import shutil
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from verl_credit.config.engines import engine_of
-from verl_credit.config.resolved import flat_values
 from verl_credit.recipe.doctor.context import Context
 from verl_credit.recipe.doctor.software import engine_share
 from verl_credit.recipe.doctor.status import Result, failed, passed, warned
@@ -18,9 +15,6 @@ from verl_credit.recipe.this_machine import GIB, Device, Facts, size
 from verl_credit.records.run.files import count_kept
 
 SMALLEST_FREE = 4 * GIB  # the lab on a CPU peaks at 3.7 GiB over all its processes
-SOMEBODY_ELSES = ".prometheus.port"  # this server runs already; verl makes it read its configuration again
-SWITCHES = (".enable", ".enabled", ".include_dashboard")
-SWITCHED_ON_LATER = "transfer_queue"  # off in every configuration; verl's v1 trainer switches it on
 SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
 FROZE = 0.5  # at this share of a unified memory, and at .80, a first start froze a GB10 (sglang#35860)
 BUSY = 0.1  # share of a device's memory in use by other processes from which the check warns
@@ -63,41 +57,6 @@ def _device_memory(name: str, device: Device, context: Context) -> Result:
 def device_free(device: Device, facts: Facts) -> int:
     """Bytes that a process can take. On unified memory these are the CPU's available bytes, within its limits."""
     return min(device.total, facts.memory.usable) if device.unified else device.free
-
-
-def check_ports(context: Context) -> Result:
-    """Checks that every port with a number in the recipe is free."""
-    ports = dict(named_ports(context.recipe))
-    taken = {key: why for key, port in ports.items() if (why := why_taken(port))}
-    if taken:
-        found = "; ".join(f"{key}={ports[key]} cannot be bound ({why})" for key, why in taken.items())
-        return failed(found, "ports that are free", " ".join(f"{key}=ANOTHER" for key in taken))
-    return passed(f"free: {', '.join(f'{k}={p}' for k, p in ports.items())}" if ports else "none is fixed")
-
-
-def named_ports(config: DictConfig) -> Iterator[tuple[str, int]]:
-    """Yields (key, number) for every ``port`` or ``*_port`` above 0 that the run would listen on."""
-    values = flat_values(config)
-    off = {
-        key.rpartition(".")[0] for key, value in values.items() if value is False and key.endswith(SWITCHES)
-    }
-    off.discard(SWITCHED_ON_LATER)
-    for key, value in values.items():
-        if not key.endswith((".port", "_port")) or key.endswith(SOMEBODY_ELSES):
-            continue
-        if type(value) is int and value > 0 and not any(key.startswith(f"{section}.") for section in off):
-            yield key, value
-
-
-def why_taken(port: int) -> str:
-    """The reason why no process can listen on ``port`` of this machine; "" when the port is free."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
-        try:
-            probe.bind(("0.0.0.0", port))
-        except OSError as error:
-            return error.strerror or str(error)
-    return ""
 
 
 def check_disk(context: Context, usage=shutil.disk_usage) -> Result:

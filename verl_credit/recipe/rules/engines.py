@@ -121,13 +121,6 @@ def validate_rollout(config: DictConfig, settings: CreditSettings) -> Iterator[C
     elif device not in engine.devices:
         there = [other.name for other in ENGINES.values() if device in other.devices]
         yield ConfigError.of(config, ENGINE, "trainer.device", accepted=there)
-    served = settings.scores_gain and SCORERS[settings.algorithm.info_gain_scorer].in_rollout
-    if served and engine.no_scores:
-        use = f"{engine.no_scores}; set {SCORER}=branch or rows"
-        yield ConfigError.of(config, SCORER, ENGINE, accepted=use)
-    if served and select(config, DEFAULT) not in AGENTS:
-        use = f"{AGENT_NAME} and {TURN_AGENT} ask for the scores; with another agent loop take branch or rows"
-        yield ConfigError.of(config, SCORER, DEFAULT, accepted=use)
     yield from _other_tools(config)
     yield from _reward_manager(config)
 
@@ -182,12 +175,10 @@ def validate_rows_fit(config: DictConfig, settings: CreditSettings) -> Iterator[
     actor, rollout, ref = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "ref"))
     row, scorer = fit.longest_row(config), SCORERS[settings.algorithm.info_gain_scorer]
     # At a shorter length the engine would cut a response, or refuse a prompt in the middle of a trajectory.
-    length, served = rollout.max_model_len, settings.scores_gain and scorer.in_rollout
-    needed = fit.engine_tokens(row, served, fit.SHORT_ANSWER, engine=rollout.name)
+    length, needed = rollout.max_model_len, fit.engine_tokens(row, rollout.name)
     if length is not None and length < needed:
-        also = f", and an answer after it ({SCORER}=server)" if served else ""
-        if unused := engine_of(config).unused:
-            also += f", and {unused} that verl's server of {rollout.name} leaves free"
+        unused = needed - row
+        also = f", and {unused} that verl's server of {rollout.name} leaves free" if unused else ""
         use = f"{needed} or more, or auto"
         message = f"{fit.MODEL_LEN}={length} cannot hold a row of data.max_prompt_length + {RESPONSE} = {row} tokens{also}: "
         yield ConfigError(f"{message}set it to {use}", key=fit.MODEL_LEN, value=length, accepted=use)

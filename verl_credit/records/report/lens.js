@@ -77,10 +77,9 @@
 
   // "Turn 2 · gain +0.100 · advantage −0.200 (GRPO +0.300) · clip range × 1.00"
   const heading = (name, r, k) => {
-    const { reward, star } = group.rollouts[r].turns[k];
+    const { reward } = group.rollouts[r].turns[k];
     const parts = [reward === null ? `no ${group.reward}` : `${group.reward} ${reward}`,
       `advantage ${signed(group.advantage[r][k])} (GRPO ${signed(group.grpo[r][k])})`];
-    if (star !== null) parts.push(`A* ${star}`);
     parts.push(`clip range \u00d7 ${group.clip[r][k].toFixed(2)}`);
     const head = element("p", "lens-head");
     head.append(element("b", "", name), ` \u00b7 ${parts.join(" \u00b7 ")}`);

@@ -1,21 +1,18 @@
-"""The credit lens: whole groups of rollouts side by side, each turn and token with its credit, GRPO's beside it, and A*
-where `verl-credit fidelity lens` measured it."""
+"""The credit lens: whole groups of rollouts side by side, each turn and token with its credit, and GRPO's beside it."""
 
 import base64
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
 from verl_credit.records.report.lens_group import ROLLOUTS, TOKENS_A_ROLLOUT, Group, StepTurns
 from verl_credit.records.report.text import STOPPED, Scale, clean, colour, plain, signed
-from verl_credit.records.run.files import DamagedFile, read_json_lines
 from verl_credit.records.run.rollouts import read_tokens, token_steps
 from verl_credit.records.run.table_files import TURNS, DamagedTable, StepTable, read_table, tables_of
 
@@ -79,7 +76,7 @@ def lens(run_dir: Path, last_step: int, scales: Mapping[str, Scale]) -> Lens:
             continue
         with _problems_named(problems, step):
             table = read_tokens(token_paths[step])
-            cut = _cut(group, table, read_stars(run_dir, step, table.columns, problems))
+            cut = _cut(group, table)
             json.dumps(cut, allow_nan=False)  # one NaN would break the whole page
             groups.append(cut)
             left -= group.shown_tokens
@@ -97,16 +94,13 @@ def _problems_named(problems: list[str], step: int) -> Iterator[None]:
         problems.append(f"The tables of step {step} do not fit together: {type(error).__name__}: {error}.")
 
 
-def _cut(group: Group, table: StepTable, stars: Mapping[tuple[int, int], str]) -> dict:
+def _cut(group: Group, table: StepTable) -> dict:
     """The group as the script reads it: rollouts and tokens beyond the bounds are left out, with a note."""
     c = table.columns
     lines = {row: place for place, row in enumerate(c["row"])}
     rows, turns = group.rows[:ROLLOUTS], group.turns
     first, whole = lines[rows[0]], len(group.rows)
     notes = [f"{whole - len(rows)} of {whole} rollouts are not shown."] if whole > len(rows) else []
-    if stars:
-        policy = f"under the policy that wrote these rollouts, that of step {table.step - 1}"
-        notes.append(f"A* of a turn is its true advantage (± standard error) {policy}.")
     return {
         "step": table.step,
         "mode": table.pipeline["mode"],
@@ -121,11 +115,11 @@ def _cut(group: Group, table: StepTable, stars: Mapping[tuple[int, int], str]) -
         "limit": group.scales["advantage"].limit,
         "floor": group.scales["advantage"].floor,
         "reward": "gain" if list(table.pipeline["signals"]) == ["info_gain"] else "reward",
-        "rollouts": [_rollout(group, c, place, lines[row], stars) for place, row in enumerate(rows)],
+        "rollouts": [_rollout(group, c, place, lines[row]) for place, row in enumerate(rows)],
     }
 
 
-def _rollout(group: Group, c: dict, place: int, line: int, stars: Mapping[tuple[int, int], str]) -> dict:
+def _rollout(group: Group, c: dict, place: int, line: int) -> dict:
     at = group.place_G[place]
     n_turns, seen = int(group.turns.n_tool_turns_B[at]) + 1, [*c["observations"][line]]
     rewards, gained = [*group.reward_G_K[place].tolist(), None], [*group.gained_G_K[place].tolist(), False]
@@ -134,7 +128,6 @@ def _rollout(group: Group, c: dict, place: int, line: int, stars: Mapping[tuple[
         {
             "reward": None if rewards[k] is None or math.isnan(rewards[k]) else signed(rewards[k]),
             "gained": gained[k],
-            "star": stars.get((c["row"][line], k)),
             "seen": clean(seen[k][:OBSERVATION]),
             "more": max(len(seen[k]) - OBSERVATION, 0),
         }
@@ -154,36 +147,3 @@ def _rollout(group: Group, c: dict, place: int, line: int, stars: Mapping[tuple[
         "uncertainty": [round(value, 3) for value in (c["uncertainty"][line] or [])[keep]],
         "more": max(len(c["pieces"][line]) - TOKENS_A_ROLLOUT, 0),
     }
-
-
-def stars_path(run_dir: Path, step: int) -> Path:
-    """A line for each turn."""
-    return Path(run_dir) / "fidelity" / f"lens_step_{step}" / "turns.jsonl"
-
-
-def text_digest(texts: Sequence[str]) -> str:
-    """Returns a digest of a rollout's tokens: a repeated step has other rollouts in the same rows."""
-    return hashlib.blake2b("\0".join(texts).encode("utf-8", "replace"), digest_size=12).hexdigest()
-
-
-Stars = dict[tuple[int, int], str]
-
-
-def read_stars(run_dir: Path, step: int, columns: Mapping[str, list[Any]], problems: list[str]) -> Stars:
-    """A* ± its standard error by row and turn; empty where an existing file gives none, and why goes to ``problems``.
-
-    ``columns``: of the step's table of tokens.
-    """
-    path, stars = stars_path(run_dir, step), {}
-    try:
-        written = dict(zip(columns["row"], map(text_digest, columns["pieces"]), strict=True))
-        for line in read_json_lines(path):
-            if written.get(line["row"]) != line["text"]:
-                again = "measure again (verl-credit fidelity lens)"
-                problems.append(f"{path} is of other rollouts of step {step}: {again}.")
-                return {}
-            stars[line["row"], line["turn"]] = f"{signed(line['a_star'])} ± {plain(line['se'])}"
-    except (DamagedFile, KeyError, TypeError) as error:
-        problems.append(f"{path} cannot be read: {type(error).__name__}: {error}.")
-        return {}
-    return stars

@@ -1,5 +1,4 @@
-"""The page of a run with its choice of trajectories and the sentences that explain their groups; and the page of two runs
-with their curves over each other and the settings that differ."""
+"""The page of a run with its choice of trajectories and the sentences that explain their groups."""
 
 from functools import cache, partial
 from pathlib import Path
@@ -12,11 +11,10 @@ from verl_credit.records.report import text
 from verl_credit.records.report.curves import panel_data_uri
 from verl_credit.records.report.lens import NO_TABLES, lens
 from verl_credit.records.report.opening import opening
-from verl_credit.records.report.panels import BLUE, VERMILION, Line, Panel
-from verl_credit.records.report.run_data import Run, Series
+from verl_credit.records.report.panels import Panel
+from verl_credit.records.report.run_data import Run
 from verl_credit.records.report.summary import ending, held_out_lines, held_out_rows, notes, training_rows
 from verl_credit.records.run.files import VALIDATION
-from verl_credit.records.run.validation import EM, REWARD
 
 # Longer blocks scroll, so that one page of search results does not push the next turn out of sight.
 SCROLL_CHARACTERS = 1200
@@ -124,18 +122,16 @@ def template(name: str) -> Template:
     return environment.get_template(name)
 
 
-def page(run: Run, panels: list[Panel], refresh_s: int | None = None) -> str:
-    """A complete HTML document, which a browser reads again every ``refresh_s`` seconds.
-
-    Both colour scales are the run's, so that equal colours mean equal values."""
+def page(run: Run, panels: list[Panel]) -> str:
+    """A complete HTML document. Both colour scales are the run's, so that equal colours mean equal values."""
     turns = [turn for row in run.trajectories for turn in row["turns"]]
     scales = {name: text.Scale.of(turn[name] for turn in turns) for name in ("advantage", "reward")}
     found = lens(run.folder, run.metrics[-1]["step"], scales)
     warnings, others = notes(run)
     context = run.settings.get("algorithm.info_gain_context", "observation")
+    mode = MODES.get(run.settings.get("algorithm.info_gain_norm_mode", ""))
     return template("page.html").render(
         run=run,
-        refresh_s=refresh_s,
         title=f"Run report: {run.folder.resolve().name}",
         ending=ending(run),
         held_out_lines=held_out_lines(run),
@@ -155,65 +151,8 @@ def page(run: Run, panels: list[Panel], refresh_s: int | None = None) -> str:
         solved=solved,
         heading=heading,
         searches=searches,
-        sentences=partial(sentences, by_values="groups" not in _reads(run)),
+        sentences=partial(sentences, by_values=mode is not None and not mode.compares),
         direction=direction,
         scroll_characters=SCROLL_CHARACTERS,
         validation=VALIDATION,
     )
-
-
-def _reads(run: Run) -> tuple[str, ...]:
-    """What the run's turn mode reads. A user's mode, and none with its outcome operator, is taken to read groups."""
-    mode = MODES.get(run.settings.get("algorithm.info_gain_norm_mode", ""))
-    return ("groups",) if mode is None or mode.any_outcome_operator else mode.reads
-
-
-Settings = dict[str, list[tuple[str, str, str]]] | None
-"""The differing settings by group of keys: (key, value in A, value in B); None: they are not known."""
-
-_CURVES = (
-    ("Exact match in training", "exact match (%)", "credit/outcome/em", text.percent),
-    ("Reward", "mean reward per trajectory", "critic/score/mean", text.plain),
-    ("Turns", "turns per trajectory", "credit/turns_per_row", text.plain),
-    ("Information gain", "mean of all turns", "credit/gain/mean", text.signed),
-    ("Turn reward", "mean of all turns", "credit/turn_reward/mean", text.signed),
-    ("Groups without contrast", "number of groups", "credit/groups/tied", text.plain),
-    ("Size of token advantages", "standard deviation", "credit/advantage/token_std", text.plain),
-    ("Entropy of the policy", "nats per token", "actor/entropy", text.plain),
-    ("Clipped tokens", "share of tokens (%)", "actor/pg_clipfrac", text.percent),
-    ("Time per step", "seconds", "timing_s/step", text.seconds),
-)
-
-
-def two_runs(a: Run, b: Run, settings: Settings) -> str:
-    """A complete HTML document without a script."""
-    panels = _held_out(a, b)
-    panels += [_panel(*words, a.series(name), b.series(name), form) for *words, name, form in _CURVES]
-    runs = {"A": a, "B": b}
-    return template("two_runs.html").render(
-        runs=[(name, run, ending(run), held_out_lines(run)) for name, run in runs.items()],
-        panels=[panel for panel in panels if panel.lines],
-        picture=panel_data_uri,
-        settings=settings,
-        problems=[f"{name}: {run.config_problem}." for name, run in runs.items() if run.config_problem],
-    )
-
-
-def _panel(title: str, unit: str, a: Series, b: Series, form) -> Panel:
-    lines = (Line("A", a, BLUE), Line("B", b, VERMILION, (0, (4, 2))))
-    return Panel(title, unit, "", tuple(line for line in lines if line.series), "metrics.jsonl", form)
-
-
-def _held_out(a: Run, b: Run) -> list[Panel]:
-    """Returns a panel for each data source and mode of either run's evaluations."""
-    found = [{(one.measure, one.mode, one.source): one.score for one in run.held_out()} for run in (a, b)]
-    words = {
-        EM: ("exact match", "exact match (%)", text.percent),
-        REWARD: ("reward", "mean reward", text.plain),
-    }
-    panels = []
-    for measure, *key in sorted(found[0] | found[1]):
-        title, unit, form = words[measure]
-        series = [of.get((measure, *key), Series()) for of in found]
-        panels.append(_panel(f"Held-out {title}, {', '.join(key)}", unit, *series, form))
-    return panels

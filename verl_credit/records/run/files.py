@@ -93,8 +93,8 @@ def rewind(path: Path, last_step: int) -> int:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[BinaryIO]:
-    """The file to write; it is renamed to ``path`` at the end, so that a reader sees the old file or the new one. A run that
-    ends and a watch may write the same file at the same time: each writes to its own partial file."""
+    """The file to write; it is renamed to ``path`` at the end, so that a reader sees the old file or the new one. Two
+    processes may write the same file at the same time: each writes to its own partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:

@@ -1,12 +1,10 @@
-"""Sampled groups as a step of training reads them: rows, the tables of turn modes, the run's credit; and kept rows as
-trajectories."""
+"""Sampled groups as a step of training reads them: rows, the tables of turn modes, the run's credit."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 import torch
 
@@ -15,22 +13,19 @@ from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.turn.turn_credit import BatchTables
 from verl_credit.credit.turn.turns import turn_table
 from verl_credit.credit.turn.value_providers import KEY, PROVIDERS
-from verl_credit.errors import ConfigError, IntegrityError, PreflightError
+from verl_credit.errors import ConfigError, IntegrityError
 from verl_credit.names import ADV_ESTIMATOR
 from verl_credit.study.fidelity.credits import Credit
 from verl_credit.study.fidelity.turn_tables import TurnTables
 from verl_credit.turns.rollout.book import RowRecord, TurnBatch
 from verl_credit.turns.score.gains import gains_of, plan_gains, score_answers
-from verl_credit.turns.score.requests import turn_spans
 from verl_credit.turns.score.scorers import SCORERS
 from verl_credit.turns.step.anchor_table import anchor_table
 from verl_credit.turns.step.assign import CreditRun, assign, step_inputs
 from verl_credit.turns.step.signals.built_in import signals_of
 from verl_credit.turns.step.signals.own import TrajectorySignal
 from verl_credit.turns.step.signals.signal import Signal, StepRows
-from verl_credit.worlds.rollouts.protocol import Protocol, State, Step
 from verl_credit.worlds.rollouts.rollout import Groups, Trajectory
-from verl_credit.worlds.rollouts.sampler import Ids
 
 
 def turn_batch(trajectories: Sequence[Trajectory], data: Sequence[Mapping]) -> TurnBatch:
@@ -77,41 +72,6 @@ def _record(trajectory: Trajectory) -> dict:
         if call.refused is None
     ]
     return RowRecord(searches=searches, n_searches=len(searches)).as_dict()
-
-
-def kept_trajectories(
-    columns: Mapping[str, list[Any]], prompts: Collection[State], protocol: Protocol
-) -> dict[int, Trajectory]:
-    """Rebuilds rows, by their index in the batch, from the ``columns`` of a table of rollouts. The outcome is the
-    protocol's, exact match.
-
-    A row whose last turn the protocol would have answered ended for a reason of the run's, such as a fault; it is left out.
-    Raises PreflightError for a prompt that is not among ``prompts``.
-    """
-    starts, trajectory_of = {state.ids: state for state in prompts}, {}
-    lines = zip(*(columns[name] for name in ("row", "prompt_ids", "response_ids", "turn")), strict=True)
-    for row, prompt, response, turns in lines:
-        start = starts.get(tuple(prompt))
-        if start is None:
-            among = f"not among the {len(starts)} of the lab's split train"
-            raise PreflightError(f"the prompt of row {row} is {among}")
-        path = _path(start, tuple(response), turn_spans(turns), protocol)
-        if path is not None:
-            trajectory_of[row] = Trajectory(path)
-    return trajectory_of
-
-
-def _path(start: State, response: Ids, spans: list[tuple[int, int]], protocol: Protocol) -> list[Step] | None:
-    states = [
-        State(start.question, start.prompt_length, (*start.ids, *response[:first]), turn)
-        for turn, (first, _) in enumerate(spans)
-    ]
-    texts = [response[first:end] for first, end in spans]
-    (last,) = protocol.steps([(states[-1], texts[-1])]) if texts else (None,)
-    if last is None or last.next is not None:
-        return None
-    before = zip(states, texts, states[1:], strict=False)
-    return [*(Step(state, text, after, None) for state, text, after in before), last]
 
 
 def rows_settings(settings: CreditSettings, **changes) -> CreditSettings:

@@ -54,10 +54,6 @@ class RowRecord:
     tool returned none, for a search, and for a call that failed or was refused."""
     searches: list[dict] = field(default_factory=list)
     """Turn, query and the ids of the pages that the policy read, in order, of each search."""
-    scores: list[list] = field(default_factory=list)
-    """[context, alias, mean log-prob of the gold tokens], if the rollout server scores."""
-    score_span: list[float] = field(default_factory=list)
-    """[begin, end] of that scoring in seconds since the epoch, by the clock of the agent loop's machine."""
     signals: dict[str, list] = field(default_factory=dict)
     """The user's turn signals that ran in the agent loop: name -> per tool turn a reward, None, or NaN (missing)."""
     signal_errors: dict[str, str] = field(default_factory=dict)
@@ -73,8 +69,6 @@ class RowRecord:
     none."""
     replayed: int = -1
     """Turns that were given when the rollout began (`verl-credit fidelity`). -1: the loop does not report it."""
-    score_error: str = ""
-    """The reason for the last NaN among the scores."""
 
     def as_dict(self) -> dict:
         return asdict(self)

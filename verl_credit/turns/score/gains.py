@@ -68,7 +68,7 @@ def score_answers(plan: GainPlan, forward: Forward) -> tuple[torch.Tensor, torch
 
 def gains_of(plan: GainPlan, score_B_K1: torch.Tensor, requested_B_K1: torch.Tensor, metrics: dict) -> Gains:
     """`score_gains` for known scores."""
-    turns, settings = plan.rollouts, plan.settings
+    settings = plan.settings
     gain = info_gain(
         score_B_K1,
         requested_B_K1,
@@ -83,11 +83,9 @@ def gains_of(plan: GainPlan, score_B_K1: torch.Tensor, requested_B_K1: torch.Ten
         metrics["credit/gain/prior"] = prior_N.exp().mean().item()
     on_error = settings.algorithm.info_gain_on_error
     if gain.failed_gains and on_error == "raise":
-        reasons = [record["score_error"] for record in turns.records if record["score_error"]]
-        reason = reasons[0] if reasons else "log-probs that are not finite"
         raise IntegrityError(
-            f"{gain.failed_gains} information gains in {gain.failed_rows} rows could not be scored ({reason}). "
-            "algorithm.info_gain_on_error=drop goes on without them"
+            f"{gain.failed_gains} information gains in {gain.failed_rows} rows could not be scored (log-probs that are not "
+            "finite). algorithm.info_gain_on_error=drop goes on without them"
         )
     gain_B_K = gain.info_gain_B_K if on_error == "drop" else gain.info_gain_B_K.nan_to_num(0.0)
     gold_B_K1 = score_B_K1.exp().masked_fill(~requested_B_K1, nan)

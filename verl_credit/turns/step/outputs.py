@@ -31,7 +31,6 @@ PER_OUTPUT = (  # (key, values that read an output by itself, what would be righ
     (f"{ACTOR}.shuffle", (True,), "false: the outputs of a rollout stay in one update"),
     (f"{CORRECTION}.rollout_is", ("sequence",), "token: a sequence is one output"),
     ("algorithm.use_kl_in_reward", (True,), "false: the penalty would be that of the last output alone"),
-    ("algorithm.info_gain_scorer", ("server",), "branch or rows"),
 )  # fmt: skip
 
 

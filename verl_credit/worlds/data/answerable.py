@@ -3,14 +3,10 @@
 At most ``MOST`` rows are asked, drawn with a fixed seed. A row may name its gold pages: ``extra_info.gold_ids`` (ids) or
 ``extra_info.supporting`` (titles, as `verl-credit prepare` writes them). Without them, and where one is missing, an alias of
 the gold answer is looked for as whole words, both in the form in which the reward compares them.
-
-`in_corpus` reads every page of a corpus and is exact. `in_search` asks a search server for the question, and for each title:
-a page that another query would find stays unseen, and so its share is a lower bound.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -20,12 +16,10 @@ from pathlib import Path
 from verl_credit.errors import one_line
 from verl_credit.turns.rollout.reward.golds import gold_answers
 from verl_credit.turns.rollout.reward.qa import BOXED, WHOLE, answer_form, comparison
-from verl_credit.turns.rollout.search.client import SearchClient
 from verl_credit.turns.rollout.search.wire import Page
 from verl_credit_retriever.index.corpus import parse_line
 
 MOST, SEED, EXAMPLES = 256, 0, 5
-AT_ONCE = 16  # searches
 
 
 @dataclass(frozen=True)
@@ -53,8 +47,6 @@ class Coverage:
 
     rows: int
     """Of the files."""
-    how: str
-    """Where an answer was looked for."""
     page: int = 0
     answer: int = 0
     without: list[Question] = field(default_factory=list)
@@ -88,7 +80,7 @@ class Coverage:
             return f"none of {asked} questions{drawn} names its pages or has an answer that a page can hold"
         text = (
             f"{self.page + self.answer} of {self.judged} questions ({self.share:.0%}{drawn}) can be answered: "
-            f"{self.page} by all their gold pages, {self.answer} by the text of an answer {self.how}"
+            f"{self.page} by all their gold pages, {self.answer} by the text of an answer anywhere in the corpus"
         )
         if self.unjudged:
             text += f"; {self.unjudged} more have no answer that a page can hold"
@@ -138,42 +130,10 @@ def question_of(where: str, row: dict, prompt_key: str = "prompt") -> Question:
 
 def in_corpus(questions: Sequence[Question], rows: int, pages: Iterable[Page]) -> Coverage:
     """Counts over all ``pages``."""
-    seen, coverage = _seen(questions, pages), Coverage(rows, "anywhere in the corpus")
+    seen, coverage = _seen(questions, pages), Coverage(rows)
     for question in questions:
         coverage.count(question, *seen)
     return coverage
-
-
-def in_search(questions: Sequence[Question], rows: int, client: SearchClient) -> Coverage:
-    """Counts over what a search for the question, and one for each title of a gold page, returns. Closes the client.
-
-    Errors: SearchFault.
-    """
-    how = f"in the top {client.topk} of a search for the question (another query may find more)"
-    coverage = Coverage(rows, how)
-    for question, pages in zip(questions, asyncio.run(_searched(questions, client)), strict=True):
-        coverage.count(question, *_seen([question], pages))
-    return coverage
-
-
-async def _searched(questions: Sequence[Question], client: SearchClient) -> list[list[Page]]:
-    """The pages that are found for each question; none is searched for where none could count."""
-    free = asyncio.Semaphore(AT_ONCE)
-
-    async def asked(query: str) -> Sequence[Page]:
-        async with free:
-            return (await client.search(query)).pages
-
-    async def found(question: Question) -> list[Page]:
-        if not question.text or not (question.names_pages or question.needles):
-            return []
-        results = await asyncio.gather(*map(asked, (question.text, *sorted(question.titles))))
-        return [page for pages in results for page in pages]
-
-    try:
-        return await asyncio.gather(*map(found, questions))
-    finally:
-        await client.aclose()
 
 
 def _title(title: str) -> str:

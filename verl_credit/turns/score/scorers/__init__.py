@@ -1,7 +1,6 @@
 """The scorers of information gain. `config/keys/algorithm.py` lists their names for the key."""
 
 from verl_credit.turns.score.scorers.reference import ReferenceScorer
-from verl_credit.turns.score.scorers.rollout_server import ServerScorer
 from verl_credit.turns.score.scorers.scorer import (
     BranchScorer,
     Forward,
@@ -12,7 +11,7 @@ from verl_credit.turns.score.scorers.scorer import (
 )
 
 SCORERS: dict[str, Scorer] = {
-    scorer.name: scorer for scorer in (BranchScorer(), RowScorer(), ServerScorer(), ReferenceScorer())
+    scorer.name: scorer for scorer in (BranchScorer(), RowScorer(), ReferenceScorer())
 }
 
 __all__ = ["SCORERS", "Forward", "GainPlan", "ScoreRow", "Scorer"]

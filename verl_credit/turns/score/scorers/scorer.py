@@ -7,7 +7,7 @@ other code uses only its attributes and methods.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
@@ -19,12 +19,9 @@ from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import ConfigError, IntegrityError
 from verl_credit.lazy import torch
 from verl_credit.policy.families import SCORER
-from verl_credit.turns.rollout.book import RowRecord, TurnBatch
+from verl_credit.turns.rollout.book import TurnBatch
 from verl_credit.turns.score.branches import BranchPlan
 from verl_credit.turns.score.requests import PseudoAnswer, Request
-
-Generate = Callable[[list[int], dict], Awaitable]
-"""The rollout server: (prompt, sampling parameters) -> its output."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +73,6 @@ class Scorer(ABC):
     name: ClassVar[str]
     rides: ClassVar[bool] = False
     """The answers are appended to their rows in the old_log_probs forward."""
-    in_rollout: ClassVar[bool] = False
-    """The rollout server scores, at the end of each trajectory (`score_rollout`)."""
     frozen: ClassVar[bool] = False
     """The reference scores, whose weights training does not change."""
 
@@ -87,17 +82,6 @@ class Scorer(ABC):
     def answers_behind_row(self, config: DictConfig) -> int:
         """The number of answers at the longest row of a log-prob micro-batch."""
         return 1
-
-    async def score_rollout(
-        self,
-        requests: Sequence[Request],
-        sequence: Sequence[int],
-        generate: Generate,
-        max_model_len: int | None,
-        record: RowRecord,
-    ) -> None:
-        """Write the scores of a trajectory into its record. ``sequence``: its prompt and response."""
-        raise NotImplementedError(f"{self.name} does not score in the rollout")
 
     def before_forward(self, plan: GainPlan, forward: Forward) -> GainPlan:
         """The plan after requests that exceed the budget are dropped; it is called for steps that score."""

@@ -30,7 +30,7 @@ class InfoGainSignal(Signal):
         return rows.gain_B_K.to(torch.float64), rows.has_gain_B_K
 
     def why_lost(self, record: dict) -> str:
-        return record.get("score_error") or NOT_SCORED
+        return NOT_SCORED
 
 
 class ToolRewardSignal(Signal):
