@@ -137,10 +137,15 @@ def read_by_own_code(section: str, value: Callable[[str], Any]) -> bool:
 
 
 @cache
+def verls_own(engine: str) -> dict[str, Any]:
+    """Returns verl's configuration with ``model_engine=engine``, which is one file of its package."""
+    file = verl_folder() / f"_generated_ppo_{engine}_trainer.yaml"
+    return _read(file if file.is_file() else verl_folder() / "_generated_ppo_trainer.yaml")
+
+
+@cache
 def known_keys(engine: str) -> Known:
     """Returns verl's keys with ``model_engine=engine``, those of every shipped recipe, and our declared keys."""
-    generated = verl_folder() / f"_generated_ppo_{engine}_trainer.yaml"
-    verl = _read(generated if generated.is_file() else verl_folder() / "_generated_ppo_trainer.yaml")
     names: dict[str, dict[str, None]] = {"": {"model_engine": None}}
 
     def add(prefix: str, tree: Mapping[str, Any]) -> None:
@@ -150,7 +155,7 @@ def known_keys(engine: str) -> Known:
             if isinstance(value, Mapping):
                 add(f"{prefix}.{key}" if prefix else key, value)
 
-    add("", verl)
+    add("", verls_own(engine))
     of_verl = frozenset(names)
     add("", defaults_tree())
     taking_any = {*OPEN, *(name for name, below in names.items() if not below)}
