@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from kit.recipes import load_config
@@ -11,6 +12,7 @@ from verl_credit.cli.recipe.differences import ORDER, compare, read_side
 from verl_credit.config.resolved import flat_values
 from verl_credit.errors import ConfigError
 from verl_credit.recipe.compose import ABSENT, Default, changed_values, defaults
+from verl_credit.recipe.recipe_files import verl_folder
 from verl_credit.records.run.files import METRICS, VALIDATION, append_json
 from verl_credit.records.run.versions import VERSIONS, installed_versions, read_versions, write_versions
 
@@ -155,10 +157,12 @@ def test_versions_travel_with_a_run(tmp_path):
 # --- the values of explain -----------------------------------------------------------------------------------------
 
 
-def test_defaults_are_verls_and_ours():
+@pytest.mark.slow
+def test_defaults_are_those_that_hydra_composes_of_verls_files_and_ours():
     known = defaults()
-    assert known["algorithm.adv_estimator"] == ("gae", "verl")
-    assert known["actor_rollout_ref.actor.optim.lr"] == (1e-6, "verl")
+    with initialize_config_dir(str(verl_folder()), version_base=None):
+        composed = flat_values(compose("ppo_trainer"))
+    assert {key: default.value for key, default in known.items() if default.of == "verl"} == composed
     assert known["search.topk"] == (3, "verl_credit")
     assert known["run_dir"] == ("???", "verl_credit")
 

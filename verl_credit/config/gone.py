@@ -5,6 +5,8 @@ The rules refuse them by this table, so that a recipe of before never runs witho
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 LAST = "23dae403"
 """The commit that last had what the tables below call gone."""
 
@@ -91,15 +93,21 @@ PATHS: dict[str, str] = (
 
 def gone_key(key: str) -> str:
     """What to write in place of a key of before; "" for any other key. The longest name that fits is the key's own."""
-    name = max((name for name in KEYS if f"{key}.".startswith(f"{name}.")), key=len, default=None)
-    return "" if name is None else KEYS[name]
+    return KEYS.get(longest(KEYS, key) or "", "")
+
+
+def longest(table: Mapping[str, str], name: str) -> str | None:
+    """The longest name in ``table`` that is this dotted name, or begins it."""
+    while name and name not in table:
+        name = name.rpartition(".")[0]
+    return name or None
 
 
 def place_now(value: str) -> str:
     """Returns a dotted path that has moved at its place now, and any other text as it is."""
     scheme = "pkg://" if value.startswith("pkg://") else ""
     path = value.removeprefix(scheme).replace(":", ".")
-    name = max((name for name in PATHS if f"{path}.".startswith(f"{name}.")), key=len, default=None)
+    name = longest(PATHS, path)
     return value if name is None else scheme + PATHS[name] + path.removeprefix(name)
 
 

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 MISSING = "???"
+Tree = dict[str, Any]
+"""A configuration as dicts and lists (`data`)."""
 select = OmegaConf.select
 
 
 def data(value: Any, *, resolve: bool = True) -> Any:
     """Returns a section or a list as dicts and lists, which can be stored or sent to other processes."""
     return OmegaConf.to_container(value, resolve=resolve) if OmegaConf.is_config(value) else value
+
+
+def value_at(config: Mapping, key: str) -> Any:
+    """`select`, also from a `Tree`: None for a key that is absent or has no value."""
+    if isinstance(config, DictConfig):
+        return select(config, key)
+    node: Any = config
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return None if node == MISSING else node
 
 
 def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

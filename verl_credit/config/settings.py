@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from omegaconf import DictConfig
 
 from verl_credit.config.keys import LOSS, Algorithm, Environment, PolicyLoss, Search, chosen, read_section
-from verl_credit.config.resolved import data, select
+from verl_credit.config.resolved import Tree, data, value_at
 from verl_credit.names import ADV_ESTIMATOR, LOSS_MODE
 from verl_credit.policy.families import ATTENTION
 
@@ -29,18 +29,18 @@ class CreditSettings:
     preset_overrides: tuple[str, ...] = ()
 
     @classmethod
-    def from_config(cls, config: DictConfig) -> CreditSettings:
+    def from_config(cls, config: DictConfig | Tree) -> CreditSettings:
         """Reads the settings. Raises ConfigError."""
-        ours = select(config, f"{LOSS}.loss_mode") == LOSS_MODE
+        ours = value_at(config, f"{LOSS}.loss_mode") == LOSS_MODE
         return cls(
             algorithm=read_section(Algorithm, config),
             loss=read_section(PolicyLoss, config) if ours else None,
             search=read_section(Search, config),
             environment=read_section(Environment, config),
-            chat_template_kwargs=data(config.data.get("apply_chat_template_kwargs")) or {},
-            attention=select(config, ATTENTION),
-            preset=config.credit_preset,
-            preset_overrides=tuple(config.credit_overrides),
+            chat_template_kwargs=data(value_at(config, "data.apply_chat_template_kwargs")) or {},
+            attention=value_at(config, ATTENTION),
+            preset=config["credit_preset"],
+            preset_overrides=tuple(config["credit_overrides"]),
         )
 
     @property

@@ -35,6 +35,7 @@ from verl_credit.recipe.family import policy_values
 from verl_credit.recipe.overrides import unreadable, wrong_keys
 from verl_credit.recipe.recipe_files import folders, recipes_folder, verl_folder
 from verl_credit.recipe.rules import validate
+from verl_credit.recipe.rules.known import verls_own
 from verl_credit.recipe.step_size import BATCH, EACH, MINI_BATCH, StepSize, step_line
 from verl_credit.recipe.step_size import KEYS as SIZE
 from verl_credit.recipe.world import without_value
@@ -277,9 +278,8 @@ class Default(NamedTuple):
 
 @lru_cache(maxsize=1)
 def defaults() -> dict[str, Default]:
-    """Returns every default by its flattened key. Composing verl's ``ppo_trainer`` takes about a second."""
-    with _quiet(), initialize_config_dir(str(verl_folder()), version_base=None):
-        verl = flat_values(compose("ppo_trainer"))
+    """Returns every default by its flattened key."""
+    verl = {"model_engine": "dp"} | flat_values(OmegaConf.create(verls_own("dp")))
     own = _with_values_of(recipes_folder() / f"{files.DEFAULTS}.yaml", OmegaConf.create(defaults_tree()))
     known = {key: Default(value, "verl_credit") for key, value in flat_values(own).items()}
     return known | {key: Default(value, "verl") for key, value in verl.items()}

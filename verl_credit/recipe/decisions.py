@@ -48,15 +48,8 @@ def decide_auto(config: DictConfig, policy: Mapping[str, Any]) -> DictConfig:
     ``policy``: its config.json (`policy_values`).
     """
     if all(isinstance(config.get(section), DictConfig) for section in ("algorithm", "data", "search")):
-        for decide in (
-            decide_credit,
-            partial(decide_family, values=policy),
-            _clip,
-            _precision,
-            _trainer,
-            _model_len,
-            _extension,
-        ):
+        of_policy = partial(decide_family, values=policy)
+        for decide in (decide_credit, of_policy, _clip, _precision, _trainer, _model_len, _extension):
             with suppress(OmegaConfBaseException):
                 decide(config)
     return config

@@ -9,15 +9,8 @@ from __future__ import annotations
 import re
 
 from verl_credit.config.engines import ENGINE, ENGINES
-from verl_credit.config.gone import gone_key
-from verl_credit.names import (
-    ADV_ESTIMATOR,
-    COLOCATE_MODE,
-    ENV_AGENT,
-    SEPARATE_MODE,
-    TRAINER_MODE,
-    TURN_AGENT,
-)
+from verl_credit.config.gone import gone_key, longest
+from verl_credit.names import ADV_ESTIMATOR, COLOCATE_MODE, ENV_AGENT, SEPARATE_MODE, TRAINER_MODE, TURN_AGENT
 
 MANAGER = "reward.reward_manager"
 ROLLOUT, ACTOR, REF, MODEL = (f"actor_rollout_ref.{role}" for role in ("rollout", "actor", "ref", "model"))
@@ -175,11 +168,6 @@ ESTIMATORS = {
 """An estimator's outcome operator here (``algorithm.advantage_mode``), and the reason; `NEAREST` for any other."""
 LEAVES_ONE_OUT = re.compile(r"(^|_)r?loo(p|_|$)|leave_?one_?out")
 """The names that estimators of the operator rloo have elsewhere."""
-
-
-def longest(table: dict[str, str], key: str) -> str | None:
-    """The longest name in ``table`` that is the key, or a section of it."""
-    return max((name for name in table if f"{key}.".startswith(f"{name}.")), key=len, default=None)
 
 
 def renamed(key: str) -> str | None:

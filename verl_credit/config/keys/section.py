@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from verl_credit.config.resolved import data, select
+from verl_credit.config.resolved import MISSING, Tree, data, value_at
 from verl_credit.errors import ConfigError, did_you_mean, joined
 from verl_credit.redact import redact_value
 
@@ -145,9 +145,9 @@ def chosen(*sections: Section | None) -> Iterator[tuple[Key, Any]]:
                 yield key, value
 
 
-def read_section(section: type[SectionType], config: DictConfig) -> SectionType:
+def read_section(section: type[SectionType], config: DictConfig | Tree) -> SectionType:
     """Reads the section's values. Raises ConfigError, for several values that are not accepted `ConfigErrors`."""
-    node = select(config, section.prefix) if section.prefix else config
+    node = value_at(config, section.prefix) if section.prefix else config
     if not isinstance(node, Mapping) and not (node is None and section.lenient):
         raise ConfigError(key=section.prefix, value=node, accepted="expected a section with keys")
     values = dict.fromkeys(section.model_fields) if node is None else _plain(section, node, section.prefix)
@@ -163,10 +163,11 @@ def _plain(section: type[Section], node: Mapping, prefix: str) -> dict[str, Any]
     values: dict[str, Any] = {}
     for name, field in section.model_fields.items():
         full, inner = f"{prefix}.{name}" if prefix else name, _inner(field)
-        if name not in node and not section.lenient:
+        there = name in node and not (isinstance(node, dict) and node[name] == MISSING)
+        if not there and not section.lenient:
             raise ConfigError(f"{full} is missing: the recipe must list credit_defaults", key=full)
         try:
-            value = data(node[name]) if name in node and inner is None else node.get(name)
+            value = (data(node[name]) if inner is None else node[name]) if there else None
         except OmegaConfBaseException as error:
             raise no_value(full, error) from error
         if inner is None:

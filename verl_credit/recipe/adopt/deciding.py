@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from verl_credit.config.fit import DEFAULT
+from verl_credit.config.gone import longest
 from verl_credit.recipe.agent_loops import KEYS, LISTED, MULTI_TURN
-from verl_credit.recipe.older_verl import ACTOR, MANAGER, ROLLOUT, longest, renamed
+from verl_credit.recipe.older_verl import ACTOR, MANAGER, ROLLOUT, renamed
 from verl_credit.recipe.step_size import BATCH
 
 STEPS, AHEAD = "trainer.total_training_steps", "trainer.v1.separate_async.num_warmup_batches"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 from verl_credit.config.engines import ENGINE, ENGINES
+from verl_credit.config.gone import longest
 from verl_credit.config.keys import LOSS
 from verl_credit.config.keys.verl import VERLS_LOSSES
 from verl_credit.config.resolved import select
@@ -29,7 +30,6 @@ from verl_credit.recipe.older_verl import (
     OLDER,
     PER_GPU,
     VALUES,
-    longest,
     remedy_of,
     renamed,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_credit.address import loopback, urls_of
@@ -13,7 +13,7 @@ from verl_credit.config.engines import ENGINE, engine_of
 from verl_credit.config.fit import DEFAULT
 from verl_credit.config.keys import AUTO, LOSS, OURS, VERLS, PolicyLoss, read_section, reads
 from verl_credit.config.keys.section import Section
-from verl_credit.config.resolved import data, leaves, select
+from verl_credit.config.resolved import Tree, data, leaves, select
 from verl_credit.config.settings import CreditSettings
 from verl_credit.credit.turn.modes import modes_that
 from verl_credit.errors import ConfigError
@@ -52,15 +52,16 @@ WORD = 63  # bits of a whole number that tensors and floating-point arithmetic t
 def validate(config: DictConfig) -> None:
     """Raises ConfigError for a fault, and ConfigErrors for several of one kind: of keys, then of values, then of
     combinations."""
-    refuse((validate_older, validate_keys, validate_homes, _too_long), config)
-    refuse((_no_value,), config)
-    refuse((_wrong_values,), config)
-    refuse(RULES, config, CreditSettings.from_config(config))
+    written = data(config, resolve=False)
+    refuse((validate_older, validate_keys, validate_homes, _too_long), config, written)
+    values = _resolved(config)
+    refuse((_wrong_values,), config, values)
+    refuse(RULES, config, CreditSettings.from_config(values))
 
 
-def _too_long(config: DictConfig) -> Iterator[ConfigError]:
+def _too_long(config: DictConfig, written: Tree) -> Iterator[ConfigError]:
     # The lengths in data come first, because max_model_len=auto is made of them.
-    values = sorted(leaves(data(config, resolve=False)), key=lambda one: not one[0].startswith("data."))
+    values = sorted(leaves(written), key=lambda one: not one[0].startswith("data."))
     for key, value in values:
         if isinstance(value, int) and (bits := value.bit_length()) > WORD:
             use = f"expected a whole number of at most {WORD} bits"
@@ -68,22 +69,27 @@ def _too_long(config: DictConfig) -> Iterator[ConfigError]:
             return  # the other numbers may be made of it
 
 
-def _wrong_values(config: DictConfig) -> Iterator[ConfigError]:
+def _wrong_values(config: DictConfig, values: Tree) -> Iterator[ConfigError]:
     for section in _sections(config):
         try:
-            read_section(section, config)
+            read_section(section, values)
         except ConfigError as error:
             yield error
 
 
-def _no_value(config: DictConfig) -> None:
-    """Resolves every interpolation, because it must not fail later in a worker."""
+def _resolved(config: DictConfig) -> Tree:
+    """Resolves every interpolation, once, because none must fail later in a worker."""
     try:
-        OmegaConf.to_container(config, resolve=True)
-    except OmegaConfBaseException:
-        for section in _sections(config):  # a declared key without a value comes before one that refers to it
-            read_section(section, config)
+        return data(config)
+    except OmegaConfBaseException as error:
+        refuse((_no_value,), config, error)
         raise
+
+
+def _no_value(config: DictConfig, error: OmegaConfBaseException) -> None:
+    for section in _sections(config):  # a declared key without a value comes before one that refers to it
+        read_section(section, config)
+    raise error
 
 
 def _sections(config: DictConfig) -> list[type[Section]]:

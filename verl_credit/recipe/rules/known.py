@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import yaml
 from omegaconf import DictConfig
 
-from verl_credit.config.gone import gone_value
+from verl_credit.config.gone import gone_value, longest
 from verl_credit.config.keys import defaults_tree, place_of
 from verl_credit.config.keys.run import no_home
-from verl_credit.config.resolved import MISSING, data, leaves, select
+from verl_credit.config.resolved import MISSING, Tree, data, leaves, select
 from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.policy.families import is_random
-from verl_credit.recipe.older_verl import MANAGER, OLDER, longest, remedy_of
+from verl_credit.recipe.older_verl import MANAGER, OLDER, remedy_of
 from verl_credit.recipe.recipe_files import recipes_folder, verl_folder
 
 # verl's code reads these, and its configuration does not list them.
@@ -57,10 +57,10 @@ class Known(NamedTuple):
         return name in self.names.get(parent, ()) or any(one in self.open for one in sections)
 
 
-def validate_older(config: DictConfig) -> Iterator[ConfigError]:
+def validate_older(config: DictConfig, written: Tree) -> Iterator[ConfigError]:
     """Yields a refusal for every key of an older verl, which verl 0.9.1 composes and nothing reads, and for every value
-    that is gone."""
-    for key, value in leaves(data(config, resolve=False)):
+    that is gone. ``written``: with interpolations."""
+    for key, value in leaves(written):
         if use := gone_value(key, value):
             yield ConfigError(key=key, value=value, accepted=use)
         if key == "trainer.use_v1" and value is not None and not value:
@@ -73,21 +73,21 @@ def validate_older(config: DictConfig) -> Iterator[ConfigError]:
             yield ConfigError(key=key, value=value, accepted=use, meant=now)
 
 
-def validate_keys(config: DictConfig) -> Iterator[ConfigError]:
+def validate_keys(config: DictConfig, written: Tree) -> Iterator[ConfigError]:
     """Yields a refusal for every unknown key, and for a value in place of a section."""
-    return (found for found in _unlisted(config) if isinstance(found, ConfigError))
+    return (found for found in _unlisted(config, written) if isinstance(found, ConfigError))
 
 
 def handed_on(config: DictConfig) -> list[str]:
     """Returns keys below verl's open mappings that verl_credit does not read, so that only their reader can check them."""
-    found = [key for key in _unlisted(config) if isinstance(key, str)]
+    found = [key for key in _unlisted(config, data(config, resolve=False)) if isinstance(key, str)]
     keys = [key for key in found if not is_random(key, 1)]  # dropouts: `recipe/family.py`
     return [key for key in keys if not any(f"{key}.".startswith(f"{ours}.") for ours in OURS)]
 
 
-def _unlisted(config: DictConfig) -> Iterator[str | ConfigError]:
+def _unlisted(config: DictConfig, written: Tree) -> Iterator[str | ConfigError]:
     """Yields the keys below open mappings, and a refusal for every other unknown key."""
-    known, plain = known_keys(str(config.get("model_engine"))), data(config, resolve=False)
+    known = known_keys(str(config.get("model_engine")))
 
     def walk(prefix: str, node: dict[str, Any]) -> Iterator[str | ConfigError]:
         names = known.names.get(prefix, [])
@@ -105,12 +105,12 @@ def _unlisted(config: DictConfig) -> Iterator[str | ConfigError]:
                 not names or prefix in known.open or own or read_by_own_code(prefix, partial(select, config))
             ):
                 yield full
-            elif not _referred_to(plain, full):
+            elif not _referred_to(written, full):
                 accepted = [*names, *_fields(str(node.get("_target_") or ""))]
                 if key not in accepted:
                     yield from _unknown(prefix, key, value, accepted)
 
-    yield from walk("", plain)
+    yield from walk("", written)
 
 
 def _unknown(prefix: str, key: str, value: Any, accepted: list[str]) -> Iterator[ConfigError]:
@@ -122,9 +122,9 @@ def _unknown(prefix: str, key: str, value: Any, accepted: list[str]) -> Iterator
         yield unknown_key(prefix, name, dict.fromkeys(accepted), elsewhere=place, remedy=remedies[name])
 
 
-def _referred_to(plain: dict[str, Any], key: str) -> bool:
+def _referred_to(written: Tree, key: str) -> bool:
     """Does any value refer to the key, or to a key below it, as ``${key}``?"""
-    texts = (value for _, value in leaves(plain) if isinstance(value, str))
+    texts = (value for _, value in leaves(written) if isinstance(value, str))
     others = (name for text in texts for name in re.findall(r"\$\{([\w.]+)", text))
     return any(f"{other}.".startswith(f"{key}.") for other in others)
 
@@ -137,10 +137,15 @@ def read_by_own_code(section: str, value: Callable[[str], Any]) -> bool:
 
 
 @cache
+def verls_own(engine: str) -> dict[str, Any]:
+    """Returns verl's configuration with ``model_engine=engine``, which is one file of its package."""
+    file = verl_folder() / f"_generated_ppo_{engine}_trainer.yaml"
+    return _read(file if file.is_file() else verl_folder() / "_generated_ppo_trainer.yaml")
+
+
+@cache
 def known_keys(engine: str) -> Known:
     """Returns verl's keys with ``model_engine=engine``, those of every shipped recipe, and our declared keys."""
-    generated = verl_folder() / f"_generated_ppo_{engine}_trainer.yaml"
-    verl = _read(generated if generated.is_file() else verl_folder() / "_generated_ppo_trainer.yaml")
     names: dict[str, dict[str, None]] = {"": {"model_engine": None}}
 
     def add(prefix: str, tree: Mapping[str, Any]) -> None:
@@ -150,7 +155,7 @@ def known_keys(engine: str) -> Known:
             if isinstance(value, Mapping):
                 add(f"{prefix}.{key}" if prefix else key, value)
 
-    add("", verl)
+    add("", verls_own(engine))
     of_verl = frozenset(names)
     add("", defaults_tree())
     taking_any = {*OPEN, *(name for name, below in names.items() if not below)}
@@ -190,8 +195,8 @@ PATHS = re.compile(r"(path|_files|dir)(\.\d+)?$")
 """What the names of keys end with that hold paths, also several."""
 
 
-def validate_homes(config: DictConfig) -> Iterator[ConfigError]:
+def validate_homes(config: DictConfig, written: Tree) -> Iterator[ConfigError]:
     """Yields a refusal for every path below a home that is not there, where pathlib raises RuntimeError."""
-    for key, value in leaves(data(config, resolve=False)):
+    for key, value in leaves(written):
         if isinstance(value, str) and PATHS.search(key) and (wrong := no_home(value)):
             yield ConfigError(key=key, value=value, accepted=f"{wrong}; expected a path")
