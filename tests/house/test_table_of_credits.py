@@ -1,11 +1,10 @@
-"""evidence/credits: the page has a row for each file, and its table is what the files give."""
+"""evidence/credits: the page has a row for each credit, and its table is what the lines give."""
 
 import json
 import runpy
-import shutil
 from pathlib import Path
 
-import pytest
+from verl_credit.study.table_row import ROWS
 
 CREDITS = Path(__file__).parents[2] / "evidence" / "credits"
 page = runpy.run_path(str(CREDITS / "page.py"))
@@ -16,20 +15,19 @@ def rows(table):
     return [tuple(line.split(" | ")[:2]) for line in table.splitlines()[2:]]
 
 
-def test_the_page_has_a_row_for_each_file_and_is_made_of_them():
-    made = page["table"](CREDITS / "rows")
-    assert len(rows(made)) == len(list((CREDITS / "rows").glob("*.json"))) == len(set(rows(made)))
+def test_the_page_has_a_row_for_each_credit_and_is_made_of_the_lines():
+    made = page["table"](CREDITS)
+    measured = {json.loads(line)["row"] for line in (CREDITS / ROWS).read_text().splitlines()}
+    assert len(rows(made)) == len(measured) == len(set(rows(made)))
     assert made in (CREDITS / "README.md").read_text()
 
 
-@pytest.mark.slow
-def test_one_file_adds_a_row_after_the_declared_ones(tmp_path):
-    for file in (CREDITS / "rows").glob("*.json"):
-        shutil.copyfile(file, tmp_path / file.name)
-    of_joint = json.loads((tmp_path / "joint.json").read_text())
-    (tmp_path / "mine.json").write_text(json.dumps(of_joint | {"row": "my_module:my_mode"}))
-    before, after = (page["table"](folder).splitlines() for folder in (CREDITS / "rows", tmp_path))
-    assert after[:-1] == before and after[-1].startswith("| my_module:my_mode | 8 |")
+def test_a_line_of_another_credit_is_a_row_after_the_declared_ones(tmp_path):
+    of_joint = [line for line in (CREDITS / ROWS).read_text().splitlines() if '"row": "joint"' in line]
+    mine = [json.dumps(json.loads(line) | {"row": "my_module:my_mode"}) for line in of_joint]
+    (tmp_path / ROWS).write_text("\n".join([(CREDITS / ROWS).read_text().strip(), *mine, ""]))
+    before, after = (page["table"](folder).splitlines() for folder in (CREDITS, tmp_path))
+    assert after[:-1] == before and after[-1].startswith("| my_module:my_mode | 8 |") and of_joint
 
 
 def test_every_registered_credit_is_declared():

@@ -104,7 +104,6 @@ def test_a_lab_that_is_not_built_is_no_fault(config, tmp_path):
     assert says(found.pop("retriever"), SKIP, "the run starts its own")
     assert {result.found for result in found.values()} == {
         "see model",
-        "see retriever",
         "see data.train_files",
     }
 
