@@ -15,6 +15,11 @@ from verl_credit.records.run.validation import EVALUATION, read_held_out
 
 pytestmark = pytest.mark.e2e
 
+PRINTED = f"environment {CORRIDOR}: 2 actions, rewards, names of states, progress, success"
+SAVED = (
+    "trainer.save_freq=1",
+    "trainer.val_before_train=false",
+)  # a run that goes on evaluates before its first step, too
 TESTS = str(Path(__file__).parents[1])
 ACTION = "environment.action=kit.environments.either"
 SETTINGS = (
@@ -44,10 +49,17 @@ def trained(run_dir, *given):
     return output
 
 
-def test_two_steps_in_a_corridor(given, tmp_path):
-    run_dir = tmp_path / "run"
-    output = trained(run_dir, *given)
-    assert f"environment {CORRIDOR}: 2 actions, rewards, names of states, progress, success" in output
+@pytest.fixture(scope="module")
+def straight(given, tmp_path_factory):
+    """(folder, what it printed) of a run without windows that nothing disturbs."""
+    run_dir = tmp_path_factory.mktemp("straight") / "run"
+    return run_dir, trained(run_dir, *given, *SAVED)
+
+
+@pytest.mark.nightly
+def test_two_steps_in_a_corridor(straight):
+    run_dir, output = straight
+    assert PRINTED in output
     first, second = read_json_lines(run_dir / METRICS)
     assert 0 < first["credit/env/success"] < 1 and first["credit/outcome/em"] == first["credit/env/success"]
     assert first["credit/stop/done"] == first["credit/env/success"] and first["credit/tool/fault_rows"] == 0
@@ -60,12 +72,15 @@ def test_two_steps_in_a_corridor(given, tmp_path):
 def test_two_steps_whose_turns_are_rows(given, tmp_path):
     """The record is the rollout's, however many rows it has."""
     windows = ("environment.window=1", "data.max_prompt_length=300", "data.max_response_length=24")
-    trained(run_dir := tmp_path / "run", *given, *windows)
+    run_dir = tmp_path / "run"
+    assert PRINTED in trained(run_dir, *given, *windows)
     first, second = read_json_lines(run_dir / METRICS)
     turns = read_table(table_path(run_dir, TURNS, 1)).columns
     rollouts = dict(zip(turns["row"], turns["outcome"], strict=True))
     assert len(rollouts) == 16 and len(turns["row"]) == 16 * first["credit/turns_per_row"] > 48
     assert first["credit/env/success"] == sum(rollouts.values()) / 16 and first["credit/rollouts_failed"] == 0
+    assert first["credit/outcome/em"] == first["credit/env/success"] and first["credit/tool/fault_rows"] == 0
+    assert first["credit/turns_per_row"] == first["credit/env/steps"]
     assert first["credit/stop/done"] == first["credit/env/success"] and first["credit/stop/length"] == 0
     assert first["actor/grad_norm"] > 0 and second["credit/values/states"] > first["credit/values/states"]
 
@@ -93,14 +108,12 @@ def test_a_policy_is_evaluated_by_success_return_and_steps(given, tmp_path, monk
 
 
 @pytest.mark.nightly
-def test_a_killed_run_goes_on_as_one_that_nothing_disturbed(given, tmp_path, monkeypatch):
+def test_a_killed_run_goes_on_as_one_that_nothing_disturbed(given, straight, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", TESTS)
-    # An evaluation before the first step is made anew by a run that goes on.
-    saved, run_dir = (*given, "trainer.save_freq=1", "trainer.val_before_train=false"), tmp_path / "killed"
-    trained(straight := tmp_path / "straight", *saved)
+    saved, run_dir = (*given, *SAVED), tmp_path / "killed"
     point = KillPoint("update", f"{TRAINER}._update_actor", call=2)
     planted_here = planted(point, fired := tmp_path / "fired")
     TrainRun(tmp_path / "first.txt", *saved, f"run_dir={run_dir}", environment=planted_here).wait()
     assert fired.exists() and [row["step"] for row in read_json_lines(run_dir / METRICS)] == [1]
     assert "resume: exact, from step 1" in trained(run_dir, *saved)
-    assert differences(straight, run_dir)[1] == []
+    assert differences(straight[0], run_dir)[1] == []

@@ -28,48 +28,65 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def test_a_resumed_run_of_sessions_is_the_run_that_was_not_killed(tiny_lab, tmp_path):
-    """The killed run makes steps 1 to 3, and the resumed one, which goes on from step 2, makes step 3 again."""
-    (tmp_path / "loops.yaml").write_text(f"- {{name: {NAME}, _target_: kit.session_loop.ForgetfulLoop}}")
-    loops, run_dir = f"{ROLLOUT}.agent.agent_loop_config_path={tmp_path}/loops.yaml", tmp_path / "run"
-    settings = [*SETTINGS, loops, f"lab.dir={tiny_lab.root}", f"run_dir={run_dir}"]
-    here, fired = {"PYTHONPATH": str(Path(__file__).parents[1])}, tmp_path / "fired"
-    fault = planted(KillPoint("update", f"{TRAINER}._update_actor", call=4), fired)
-    fault["PYTHONPATH"] += os.pathsep + here["PYTHONPATH"]
-    total = "trainer.total_training_steps"
-    code, output = train(tmp_path / "first.log", *settings, f"{total}=9", environment=fault)
-    assert fired.exists() and code, output
-    before = read_json_lines(run_dir / METRICS)
-    code, output = train(tmp_path / "second.log", *settings, f"{total}=3", environment=here)
-    assert code == 0 and "resume: exact, from step 2" in output, output
-    after = read_json_lines(run_dir / METRICS)
-    assert [row["step"] for row in before] == [row["step"] for row in after] == [1, 2, 3]
-    one, other = (
-        # The resumed run evaluates after step 3, which is its last one.
-        {n: v for n, v in rows[2].items() if not (NOT_COMPARED.search(n) or n.startswith("val-"))}
-        for rows in (before, after)
-    )
-    assert one == other and one["actor/grad_norm"] > 0 and one["credit/values/explained_variance"] != 0
+TOTAL = "trainer.total_training_steps"
+HERE = {"PYTHONPATH": str(Path(__file__).parents[1])}
 
-    assert all(row["credit/rows_trained"] == 16 and row["credit/rollouts_failed"] == 0 for row in after)
-    assert all((16 * row["critic/score/mean"]) % 1 == 0 for row in after), "a mean over outputs"
+
+@pytest.fixture
+def given(tiny_lab, tmp_path):
+    (tmp_path / "loops.yaml").write_text(f"- {{name: {NAME}, _target_: kit.session_loop.ForgetfulLoop}}")
+    loops = f"{ROLLOUT}.agent.agent_loop_config_path={tmp_path}/loops.yaml"
+    return *SETTINGS, loops, f"lab.dir={tiny_lab.root}", f"run_dir={tmp_path / 'run'}"
+
+
+def steps_of(run_dir):
+    """The rows of three steps of sessions, each of which counts once."""
+    rows = read_json_lines(run_dir / METRICS)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert rows[2]["actor/grad_norm"] > 0 and rows[2]["credit/values/explained_variance"] != 0
+    assert all(row["credit/rows_trained"] == 16 and row["credit/rollouts_failed"] == 0 for row in rows)
+    assert all((16 * row["critic/score/mean"]) % 1 == 0 for row in rows), "a mean over outputs"
     columns = read_table(table_path(run_dir, TURNS, 3)).columns
     turns = [columns["turn"].count(turn) for turn in range(4)]
     assert {*columns["row"]} == {*range(16)} and turns[0] == turns[1] == 16 > turns[2] > turns[3] > 0
     held_out = read_json_lines(run_dir / VALIDATION)
     assert [(row["step"], row["val-aux/lab-sampled/questions"]) for row in held_out] == [(2, 8), (3, 8)]
     assert CONTEXT.strip() in (run_dir / "report.html").read_text()
+    return rows
+
+
+def test_three_steps_of_sessions(given, tmp_path):
+    code, output = train(tmp_path / "log", *given, f"{TOTAL}=3", environment=HERE)
+    assert code == 0, output
+    steps_of(tmp_path / "run")
 
 
 @pytest.mark.nightly
-def test_a_loop_of_somebody_else_is_evaluated_by_rollouts(tiny_lab, tmp_path, monkeypatch):
+def test_a_resumed_run_of_sessions_is_the_run_that_was_not_killed(given, tmp_path):
+    """The killed run makes steps 1 to 3, and the resumed one, which goes on from step 2, makes step 3 again."""
+    fault = planted(KillPoint("update", f"{TRAINER}._update_actor", call=4), fired := tmp_path / "fired")
+    fault["PYTHONPATH"] += os.pathsep + HERE["PYTHONPATH"]
+    code, output = train(tmp_path / "first.log", *given, f"{TOTAL}=9", environment=fault)
+    assert fired.exists() and code, output
+    before = read_json_lines(tmp_path / "run" / METRICS)
+    code, output = train(tmp_path / "second.log", *given, f"{TOTAL}=3", environment=HERE)
+    assert code == 0 and "resume: exact, from step 2" in output, output
+    assert [row["step"] for row in before] == [1, 2, 3]
+    one, other = (
+        # The resumed run evaluates after step 3, which is its last one.
+        {n: v for n, v in rows[2].items() if not (NOT_COMPARED.search(n) or n.startswith("val-"))}
+        for rows in (before, steps_of(tmp_path / "run"))
+    )
+    assert one == other
+
+
+@pytest.mark.nightly
+def test_a_loop_of_somebody_else_is_evaluated_by_rollouts(given, tiny_lab, tmp_path, monkeypatch):
     """Greedily, and by four drawn rollouts of a question, each of one or several outputs."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    (tmp_path / "loops.yaml").write_text(f"- {{name: {NAME}, _target_: kit.session_loop.ForgetfulLoop}}")
-    loops = f"{ROLLOUT}.agent.agent_loop_config_path={tmp_path}/loops.yaml"
-    settings = [*SETTINGS[2:], loops, f"lab.dir={tiny_lab.root}"]
-    asked = ("--config-name", "lab", "--out", str(out := tmp_path / "evaluated"), "--samples", "4")
-    assert main(["evaluate", str(tiny_lab.policy), *settings, *asked]) == 0
+    monkeypatch.setenv("PYTHONPATH", HERE["PYTHONPATH"])
+    *named_and_settings, _ = given
+    asked = ("--out", str(out := tmp_path / "evaluated"), "--samples", "4")
+    assert main(["evaluate", str(tiny_lab.policy), *named_and_settings, *asked]) == 0
     result = json.loads((out / EVALUATION).read_text())
     rows = read_held_out(out, result["step"])
     turns = [[turn["text"] for turn in row["turns"]] for row in rows]
