@@ -30,7 +30,6 @@ from kit.fuzz import ACCEPTED, Check, TooSlow, time_limit, why
 KINDS = {
     "configurations": "recipes with other keys and values",
     "recipe_files": "recipes of one's own, damaged YAML",
-    "campaign_files": "campaign files, and campaigns' folders",
     "trajectories": "what the policy writes, what a search finds",
     "calls": "tool calls and their arguments",
     "thoughts": "turns of policies that think, with every parser of verl",
