@@ -34,13 +34,7 @@ def sampled():
     values = values_of(
         states_of([*groups, *replicate]), partial(roll, sampler, protocol), continuations=8, seed=0
     )
-    return (
-        subject,
-        groups,
-        score_turns(groups, values),
-        replicate,
-        score_turns(replicate, values),
-    )
+    return (subject, groups, score_turns(groups, values), replicate, score_turns(replicate, values))
 
 
 def leave_one_out(groups):
