@@ -50,7 +50,6 @@ QWEN35 = chatml(
     thought=THOUGHT,
     header=QUIET.replace("{% endif %}", "{% else %}<think>\n{% endif %}"),
 )
-NEMOTRON = chatml(thought="<think></think>", header="<think>\n")
 DATED = "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
 LLAMA = (
     DATED
