@@ -133,7 +133,7 @@ def test_train_save_interrupt_and_report(one_rank):
     assert [row["credit/gain/scored"] for row in rows] == [0, 1]
     assert rows[1]["credit/sync/weights_changed"] == 1.0
     assert rows[1]["credit/gain/turns"] > 0 and rows[1]["credit/clip_scale/std"] > 0
-    assert {"report.html", "curves.png"} <= one_rank.files
+    assert "report.html" in one_rank.files
     # step 1 is none that save_freq saves, and the newer one of step 2 would have taken its place
     assert read_checkpoint(one_rank.run_dir / "checkpoints/global_step_1").step == 1
 

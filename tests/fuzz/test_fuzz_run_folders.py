@@ -103,7 +103,6 @@ def checker(work: Path) -> Iterator[Check]:
         patch.setattr(
             "verl_credit.records.report.page.panel_data_uri", lambda panel: "data:,"
         )  # a second each
-        patch.setattr("verl_credit.records.report.write.curves_png", lambda panels: b"")
         yield check
 
 

@@ -33,7 +33,7 @@ def test_the_committed_page_is_what_its_json_says(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", [order.VLLM, order.HF, "rehearsal"])
+@pytest.mark.parametrize("engine", [order.VLLM, "rehearsal"])
 @pytest.mark.parametrize("run", order.QUEUE, ids=lambda run: run.name)
 def test_a_run_is_accepted_and_cuts_rows_in_number_only(run, engine, tmp_path, monkeypatch):
     tiny = engine == "rehearsal"

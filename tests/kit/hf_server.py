@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf
-from types import SimpleNamespace
-
 import torch
-from verl.workers.rollout.replica import RolloutMode
 
 from verl_credit.host.hf_rollout.batcher import RequestBatcher
 from verl_credit.host.hf_rollout.server import HFServer
@@ -14,13 +10,10 @@ from verl_credit.host.hf_rollout.sync import checksum, weight_buckets
 from verl_credit.policy.generation import BatchGenerator
 
 
-def server_of(model, *, device="cpu", mode=RolloutMode.HYBRID, free=True) -> HFServer:
-    """On a device that this machine lacks the tensors stay where they are."""
+def server_of(model) -> HFServer:
     server = object.__new__(HFServer)
-    server.config = SimpleNamespace(free_cache_engine=free, gpu_memory_utilization=0.5)
-    server._device, server._mode, server._max_tokens = torch.device(device), mode, inf
     server._max_model_len = model.config.get_text_config().max_position_embeddings
-    server._model, server._come_back, server._why_not_ready, server.global_steps = model, None, None, None
+    server._model, server._why_not_ready, server.global_steps = model, None, None
     server._generator = BatchGenerator(model, pad_token_id=0)
     server._batcher = RequestBatcher(server._generate, max_batch_size=8, quiet_seconds=0)
     return server

@@ -5,7 +5,7 @@ import torch
 
 from kit.families import FAMILIES, MISSING, VOCABULARY, WINDOW, family_config, family_model
 from kit.tiny_models import log_probs
-from verl_credit.policy import families, generation
+from verl_credit.policy import families
 from verl_credit.policy.decoding_proof import prove_decoding
 from verl_credit.policy.families import NOT_DECODED, family_of, positions, why_not_decoded
 from verl_credit.policy.generation import BatchGenerator
@@ -62,10 +62,8 @@ def params(prompts):
     return [SamplingParams(6 + 5 * (row % 4), seed=row) for row in range(len(prompts))]
 
 
-def largest_error(model, reference, prompts, prefill_tokens=None):
-    outputs = BatchGenerator(model, pad_token_id=0, prefill_tokens=prefill_tokens).generate(
-        prompts, params(prompts)
-    )
+def largest_error(model, reference, prompts):
+    outputs = BatchGenerator(model, pad_token_id=0).generate(prompts, params(prompts))
     errors = []
     for prompt, output in zip(prompts, outputs, strict=True):
         expected = log_probs(reference, [*prompt, *output.token_ids])[len(prompt) - 1 :]
@@ -73,30 +71,24 @@ def largest_error(model, reference, prompts, prefill_tokens=None):
     return float(max(errors))
 
 
-def check(family, monkeypatch, **changes):
+def check(family, **changes):
     model = built(family, **changes)
     reference = in_eager(model, family, **changes)
     assert log_probs(reference, MIXED[-1]).std() > 0.3
     assert largest_error(model, reference, MIXED) < 1e-5
-    assert largest_error(model, reference, SHARED, prefill_tokens=40) < 1e-5
+    assert largest_error(model, reference, SHARED) < 1e-5
     assert prove_decoding(BatchGenerator(model, pad_token_id=0)) < 1e-5
-    monkeypatch.setattr(generation, "SCORED_TOKENS", WINDOW + 2)
-    for prefill_tokens in (None, 40):
-        scored = BatchGenerator(model, pad_token_id=0, prefill_tokens=prefill_tokens).prompt_log_probs(
-            MIXED[-1]
-        )
-        assert torch.tensor(scored) == pytest.approx(log_probs(reference, MIXED[-1]), abs=1e-5)
 
 
 @pytest.mark.parametrize("family", FAST)
-def test_sampled_and_prompt_log_probs_are_those_of_one_row(family, monkeypatch):
-    check(family, monkeypatch)
+def test_sampled_log_probs_are_those_of_one_row(family):
+    check(family)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("family, changes", [*OTHERS, *(case for case in PATHS if case[0] not in MISSING)])
-def test_every_other_family(family, changes, monkeypatch):
-    check(family, monkeypatch, **changes)
+def test_every_other_family(family, changes):
+    check(family, **changes)
 
 
 @pytest.mark.parametrize(("family", "change"), [
@@ -109,14 +101,13 @@ def test_a_missed_window_or_softcap_would_be_seen(family, change):
 
 
 def test_states_are_never_padded():
-    """Prompts of one length are read together, and none in parts."""
+    """Prompts of one length are read together."""
     model, shapes = built("qwen3_5_text"), []
     model.register_forward_pre_hook(
         lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
     BatchGenerator(model, pad_token_id=0).generate(MIXED, [SamplingParams(1)] * 5)
-    BatchGenerator(model, pad_token_id=0, prefill_tokens=20).generate(MIXED, [SamplingParams(1)] * 5)
-    assert shapes == [(1, 17), (3, 25), (1, 17), (1, 25), (1, 25), (1, 25)]
+    assert shapes == [(1, 17), (3, 25)]
 
 
 def test_a_row_of_states_does_not_depend_on_its_batch():

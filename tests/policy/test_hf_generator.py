@@ -240,3 +240,19 @@ def test_bad_prompts_are_named(generator):
 def test_bad_sampling_parameters_name_themselves(field, value):
     with pytest.raises(ValueError, match=field):
         SamplingParams(**{"max_new_tokens": 4, field: value})
+
+
+@pytest.mark.parametrize("vocabulary", [7, 128, 129, 5000, 151_936])
+def test_a_draw_in_two_steps_is_the_draw_in_one(vocabulary):
+    torch.manual_seed(vocabulary)
+    rows = min(20_000, 2_000_000 // vocabulary)
+    weight = torch.log_softmax(3 * torch.randn(rows, vocabulary), dim=-1).exp()
+    weight[:, 1::3] = 0.0
+    ends = torch.zeros(rows).double(), torch.full((rows,), 1 - 2.0**-53).double()
+    for uniform in (torch.rand(rows).double(), *ends):
+        drawn = inverse_cdf(weight, uniform[:, None])
+        cdf = weight.cumsum(dim=-1, dtype=torch.float64)
+        below = torch.nextafter(cdf[:, -1:], torch.zeros(1).double())
+        target = torch.minimum(uniform[:, None] * cdf[:, -1:], below)
+        assert torch.equal(drawn, torch.searchsorted(cdf, target, right=True))
+        assert (weight.gather(1, drawn) > 0).all()

@@ -12,5 +12,3 @@ def pictures():
 def _draw_only_where_asked(request, monkeypatch):
     if "pictures" not in request.fixturenames:
         monkeypatch.setattr("verl_credit.records.report.page.panel_data_uri", lambda panel: "data:,")
-        monkeypatch.setattr("verl_credit.records.report.write.curves_png", lambda panels: b"")
-        monkeypatch.setattr("verl_credit.records.report.curves.saved", lambda figure, kind, **options: b"")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # these import torch, which --help does without
     from verl_credit.study.probe.file import ProbeSettings
     from verl_credit.study.probe.kept_rollouts import RolloutFacts, Rollouts
 
-RESULT, PICTURE = "probe.json", "probe.png"
+RESULT = "probe.json"
 
 
 @ends("probe", ValueError, OSError, failed={RuntimeError: ExitCode.FAILED})
@@ -40,7 +40,6 @@ def probe(
     from verl_credit.config.keys.section import declared
     from verl_credit.recipe.recipe_files import read_tree
     from verl_credit.study.probe.file import ProbeSettings
-    from verl_credit.study.probe.picture import picture
 
     settings = declared(ProbeSettings, {} if config is None else read_tree(config), str(config))
     saved = saved_step(checkpoint)
@@ -52,9 +51,8 @@ def probe(
     result = run(saved, path, settings, say=Throttled(say_at_once, "probe"))
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / RESULT, json.dumps(plain(result), indent=1, allow_nan=False) + "\n")
-    (folder / PICTURE).write_bytes(picture(result))
     print("\n".join(summary(result)))
-    print(f"{folder / RESULT}\n{folder / PICTURE}")
+    print(folder / RESULT)
 
 
 def run(saved: SavedStep, path: Path, settings: ProbeSettings, say) -> dict[str, Any]:

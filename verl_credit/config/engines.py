@@ -30,8 +30,6 @@ class Engine:
     """It divides a model among several devices."""
     adapters: bool = True
     """It takes LoRA's adapters; else whole weights alone."""
-    decode_ms: float = 5.0
-    """Milliseconds of scheduling, sampling and detokenising in a decoding step on a GPU (`verl-credit plan`)."""
     unused: int = 0
     """Positions of max_model_len that verl's server never fills."""
     extension: str = ""
@@ -50,8 +48,7 @@ class Engine:
 ENGINES = {
     engine.name: engine
     for engine in (
-        # One Python process starts every kernel of every layer, hence its milliseconds.
-        Engine(ROLLOUT_NAME, reserves=False, splits=False, adapters=False, decode_ms=25.0, ports=""),
+        Engine(ROLLOUT_NAME, devices=("cpu",), reserves=False, splits=False, adapters=False, ports=""),
         Engine(
             "vllm",
             "vllm",

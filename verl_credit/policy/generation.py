@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
@@ -15,9 +15,6 @@ from verl_credit.policy.cache import RowCache
 from verl_credit.policy.decoding import decoding, require_decodable
 from verl_credit.policy.families import positions
 from verl_credit.policy.sampling import RowSampler, SamplingParams
-
-SCORED_TOKENS = 512
-"""Tokens of a prompt whose logits exist at a time, where memory is bounded."""
 
 
 @dataclass(frozen=True)
@@ -41,42 +38,15 @@ class BatchGenerator:
     log-probabilities. Greedy rows report the argmax's log-probability at T=1. Ids from `sampled_vocab_size` on (a model's
     vocabulary is often padded beyond its tokenizer's) are never drawn, which changes no log-probability either.
 
-    `prefill_tokens`: tokens of prompts (padding counts) in a forward, at most; None: all of a batch. It bounds the memory
-    of activations, and changes results by rounding alone. A prompt of a recurrent model is not divided.
-
     `require_decodable` says which models are accepted.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        pad_token_id: int,
-        sampled_vocab_size: int | None = None,
-        prefill_tokens: int | None = None,
-    ):
+    def __init__(self, model: PreTrainedModel, *, pad_token_id: int, sampled_vocab_size: int | None = None):
         require_decodable(model)
         self.model, self.pad_token_id, self.sampled_vocab_size = model, pad_token_id, sampled_vocab_size
-        self.prefill_tokens = prefill_tokens
         self.vocabulary = sampled_vocab_size or model.get_input_embeddings().num_embeddings
         self.recurrent = RowCache(model.config).recurrent
         self.positions = positions(model.config)
-
-    @torch.inference_mode()
-    def prompt_log_probs(self, prompt: Sequence[int]) -> list[float]:
-        """log p(token j + 1 | tokens up to j) for every token of the prompt except the first."""
-        ids = torch.tensor([list(prompt)], device=self.model.device)
-        whole = self.recurrent or not self.prefill_tokens
-        at_a_time = len(prompt) if whole else SCORED_TOKENS
-        cache = RowCache(self.model.config) if at_a_time < len(prompt) else None
-        scored = []
-        with decoding(self.model):
-            for part in _parts(0, len(prompt), at_a_time):
-                options = {"past_key_values": cache, "use_cache": cache is not None}
-                logits = self.model(input_ids=ids[:, part], **options).logits[0].float()
-                following = ids[0, part.start + 1 : part.stop + 1, None]
-                scored.append(logits[: len(following)].log_softmax(dim=-1).gather(1, following)[:, 0])
-        return torch.cat(scored).tolist()
 
     @torch.inference_mode()
     def generate(
@@ -137,7 +107,7 @@ class _Batch:
             visible_U_L[row, self.width - (len(prompt) - common) :] = True
         visible_U_L = visible_U_L.to(self.device)
         if generator.recurrent:
-            logits_U_V = self._prefill_by_length(unique, generator)
+            logits_U_V = self._prefill_by_length(unique)
         else:
             logits_U_V = self._prefill_padded(unique, common, visible_U_L, generator)
         if len(unique) < len(prompts):
@@ -148,7 +118,7 @@ class _Batch:
 
     def _prefill_padded(self, unique, common, visible_U_L, generator) -> torch.Tensor:
         """The common start once, then the rest of every prompt, with the padding on its left."""
-        width, at_a_time = self.width, generator.prefill_tokens or len(unique) * self.width
+        width = self.width
         ids_U_P = torch.full((len(unique), width), generator.pad_token_id, dtype=torch.long)
         for prompt, row in unique.items():
             ids_U_P[row, width - (len(prompt) - common) :] = torch.tensor(prompt[common:])
@@ -156,29 +126,24 @@ class _Batch:
         if common:
             start_1_P = torch.tensor([next(iter(unique))[:common]], device=self.device)
             start_positions_1_P = torch.arange(common, device=self.device)[None]
-            for part in _parts(0, common, at_a_time):
-                self._forward(start_1_P[:, part], start_positions_1_P[:, part], None)
+            self._forward(start_1_P, start_positions_1_P, None)
             self.cache.reorder_cache(torch.zeros(len(unique), dtype=torch.long, device=self.device))
         positions_U_P = (visible_U_L[:, :width].long().cumsum(dim=1) - 1).clamp(min=0)
         padded = len({len(prompt) for prompt in unique}) > 1
-        for part in _parts(common, width, max(1, at_a_time // len(unique))):
-            mask = visible_U_L[:, : part.stop] if padded else None
-            logits_U_V = self._forward(ids_U_P[:, part], positions_U_P[:, part], mask)
-        return logits_U_V
+        mask = visible_U_L[:, :width] if padded else None
+        return self._forward(ids_U_P[:, common:], positions_U_P[:, common:], mask)
 
-    def _prefill_by_length(self, unique, generator) -> torch.Tensor:
+    def _prefill_by_length(self, unique) -> torch.Tensor:
         """Prompts of one length at a time, each as a whole."""
         whole, caches, logits, order = self.cache, [], [], []
         for length in sorted({len(prompt) for prompt in unique}):
             same = [prompt for prompt in unique if len(prompt) == length]
-            rows = max(1, (generator.prefill_tokens or len(same) * length) // length)
-            for part in _parts(0, len(same), rows):
-                self.cache = RowCache(self.model.config, length)
-                ids = torch.tensor(same[part], device=self.device)
-                positions = torch.arange(length, device=self.device).expand(len(ids), -1)
-                logits.append(self._forward(ids, positions, None))
-                caches.append(self.cache)
-                order += [unique[prompt] for prompt in same[part]]
+            self.cache = RowCache(self.model.config, length)
+            ids = torch.tensor(same, device=self.device)
+            positions = torch.arange(length, device=self.device).expand(len(ids), -1)
+            logits.append(self._forward(ids, positions, None))
+            caches.append(self.cache)
+            order += [unique[prompt] for prompt in same]
         self.cache = whole
         self.cache.join(caches)
         back = torch.tensor(order).argsort().to(self.device)
@@ -245,7 +210,3 @@ def _common_start(prompts: Collection[tuple[int, ...]]) -> int:
     ends = zip(min(prompts), max(prompts), strict=False)  # what these two in sorted order share, all share
     shared = len(list(takewhile(lambda pair: pair[0] == pair[1], ends)))
     return min(shared, min(map(len, prompts)) - 1)
-
-
-def _parts(first: int, end: int, length: int) -> Iterator[slice]:
-    return (slice(start, min(start + length, end)) for start in range(first, end, length))

@@ -113,8 +113,7 @@ class Queue:
             weights = self.made.weights(root, self.models[0], self.device)
             ended = self._child(self.out / "smoke.txt", [sys.executable, "-c", SMOKE, str(weights)], SMOKE_S)
             if ended.why:
-                self.engine = HF
-                self.kept.off("engine", f"vLLM writes no token: rollout.name={HF} in every run; {ended.why}")
+                return f"vLLM writes no token: {ended.why}"
         return ""
 
     def _one(self, run: Run, state: dict, root: Path, url: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-HF = "hf"  # transformers in place of vLLM, and the engine of the rehearsal
+HF = "hf"  # the engine of the rehearsal on a CPU
 VLLM = "vllm"
 
 

@@ -102,10 +102,7 @@ def test_a_lab_that_is_not_built_is_no_fault(config, tmp_path):
     for name in ("model", "data.train_files", "data.val_files"):
         assert says(found.pop(name), SKIP, "not built yet")
     assert says(found.pop("retriever"), SKIP, "the run starts its own")
-    assert {result.found for result in found.values()} == {
-        "see model",
-        "see data.train_files",
-    }
+    assert {result.found for result in found.values()} == {"see model", "see data.train_files"}
 
 
 def test_a_file_of_rows_is_read_once(config, tmp_path, monkeypatch):

@@ -10,10 +10,10 @@ import torch
 from omegaconf import OmegaConf
 
 from kit.recipes import load_config
+from kit.tiny_models import log_probs as log_probs_of
 from verl_credit.cli import main
 from verl_credit.config.settings import CreditSettings
 from verl_credit.errors import PreflightError
-from verl_credit.policy.generation import BatchGenerator
 from verl_credit.policy.packed import PackedPolicy
 from verl_credit.study.fidelity.measure import sample_groups
 from verl_credit.study.fidelity.request import Request
@@ -70,7 +70,6 @@ def test_gains_are_the_projects(subject, groups):
     batch = turn_batch([t for group in groups for t in group], subject.data)
     with policy.packing():
         tables, gold_B_K1 = tables_of(batch, groups, settings, PackedRows(policy), subject.tokenizer)
-    generator = BatchGenerator(subject.model, pad_token_id=0)
     head, encode = "<answer>", subject.tokenizer.encode
 
     def p(state):
@@ -78,8 +77,8 @@ def test_gains_are_the_projects(subject, groups):
         answer = encode(f"{head} {gold}</answer>", add_special_tokens=False)
         n_head = len(encode(head, add_special_tokens=False))
         n = len(answer) - n_head - 1  # the closing tag is one token
-        log_probs = generator.prompt_log_probs([*state.ids, *answer])[len(state.ids) - 1 :]
-        return torch.tensor(log_probs[n_head : n_head + n]).double().mean().exp().item()
+        log_probs = log_probs_of(subject.model, [*state.ids, *answer])[len(state.ids) - 1 :]
+        return log_probs[n_head : n_head + n].double().mean().exp().item()
 
     compared = 0
     for row, trajectory in enumerate([t for group in groups for t in group][:12]):

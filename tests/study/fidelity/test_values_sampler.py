@@ -9,8 +9,8 @@ import torch
 from scipy.stats import chisquare
 
 from kit.families import family_config, family_model
+from kit.tiny_models import log_probs as log_probs_of
 from kit.tiny_models import tiny_model
-from verl_credit.policy.generation import BatchGenerator
 from verl_credit.worlds.rollouts import prefixes
 from verl_credit.worlds.rollouts.sampler import Ask, ModelDecoder, TurnSampler, digest, uniforms
 
@@ -38,7 +38,7 @@ def exact(model, context):
         for text in product(range(6), repeat=length):
             whole = text[-1] == STOP or length == LONGEST
             if whole and STOP not in text[:-1]:
-                log_probs = BatchGenerator(model, pad_token_id=0).prompt_log_probs([*context, *text])
+                log_probs = log_probs_of(model, [*context, *text]).tolist()
                 found[text] = float(np.exp(sum(log_probs[len(context) - 1 :])))
     return found
 

@@ -12,7 +12,6 @@ from verl_credit.config.keys.section import declared
 from verl_credit.study.probe.file import ProbeSettings
 from verl_credit.study.probe.kept_rollouts import Rollouts
 from verl_credit.study.probe.measure import Probe
-from verl_credit.study.probe.picture import picture
 from verl_credit.study.probe.policy import ModelPolicy, Sampling, observe
 
 VOCABULARY, TOKENS, PROMPTS, ROLLOUTS = 12, 7, 4, 3
@@ -119,10 +118,3 @@ def test_an_update_without_advantages_is_refused(model, optimizer):
 def test_one_prompt_has_a_prediction_and_no_error(model, optimizer):
     found = probe(model, optimizer, e=E.of_prompts([0])).measure()
     assert math.isfinite(found["delta_h1"]["value"]) and math.isnan(found["delta_h1"]["se"])
-
-
-@pytest.mark.slow
-def test_the_picture_is_drawn_also_without_errors_and_slope(model, optimizer):
-    found = probe(model, optimizer, e=E.of_prompts([0])).measure()
-    for result in (found, found | {"log_log_slope": None}):
-        assert picture(result).startswith(b"\x89PNG")

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from math import inf
 from typing import Any
 
 from verl_credit.policy.generation import Generation
@@ -20,20 +19,13 @@ class RequestBatcher:
     One thread uses the model for one job at a time: a batch, or a job given to `exclusive`. Requests that arrive meanwhile
     form the next batch. An exception in a batch reaches all its requests, and the next batch runs as usual.
 
-    A batch has at most `max_batch_size` requests, and as many as `max_batch_tokens` hold, each counted with the tokens
-    that the longest may have (but never none).
+    A batch has at most `max_batch_size` requests.
     """
 
     def __init__(
-        self,
-        generate: Callable[..., list[Generation]],
-        *,
-        max_batch_size: int,
-        quiet_seconds: float,
-        max_batch_tokens: float = inf,
+        self, generate: Callable[..., list[Generation]], *, max_batch_size: int, quiet_seconds: float
     ):
         self._generate, self._max_batch_size, self._quiet = generate, max_batch_size, quiet_seconds
-        self._max_batch_tokens = max_batch_tokens
         self._waiting: list[tuple[Sequence[int], SamplingParams, asyncio.Future]] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hf-rollout")
         self._model_lock, self._open, self._rejecting = asyncio.Lock(), asyncio.Event(), False
@@ -88,17 +80,8 @@ class RequestBatcher:
                 if self._open.is_set():  # under the lock, so that no batch can start after pause() returns
                     await self._run_batch()
 
-    def _next_size(self) -> int:
-        size, longest = 0, 0
-        for prompt, params, _ in self._waiting[: self._max_batch_size]:
-            longest = max(longest, len(prompt) + params.max_new_tokens)
-            if size and (size + 1) * longest > self._max_batch_tokens:
-                break
-            size += 1
-        return size
-
     async def _run_batch(self) -> None:
-        size = self._next_size()
+        size = self._max_batch_size
         batch, self._waiting = self._waiting[:size], self._waiting[size:]
         batch = [
             entry for entry in batch if not entry[2].done()

@@ -1,9 +1,7 @@
-"""The rollout server's model: from files or a configuration to its device, and away from it while the server sleeps."""
+"""The rollout server's model, from files or a configuration."""
 
 import copy
-from collections.abc import Callable
-from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from verl.utils.model import get_hf_auto_model_class
@@ -11,11 +9,9 @@ from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.config import HFModelConfig, RolloutConfig
 
 from verl_credit.policy.families import family_of, positions, why_not_decoded
-from verl_credit.recipe.plan.hf_engine import GIB, PREFILL_TOKENS, SHARE, HFEngine
-from verl_credit.recipe.plan.model_shape import shape_of
 
 
-def build_model(model_config: HFModelConfig, config: RolloutConfig, device: torch.device) -> torch.nn.Module:
+def build_model(model_config: HFModelConfig, config: RolloutConfig) -> torch.nn.Module:
     """The model in `rollout.dtype`, of the class that verl trains; `rollout.load_format=dummy` gives random weights. Raises
     ValueError for a family that cannot be decoded."""
     dtype = PrecisionType.to_dtype(config.dtype)
@@ -28,62 +24,10 @@ def build_model(model_config: HFModelConfig, config: RolloutConfig, device: torc
     options = {"trust_remote_code": model_config.trust_remote_code, "attn_implementation": attention}
     auto_class = get_hf_auto_model_class(hf_config)
     if config.load_format == "dummy":
-        with device:  # billions of random numbers take minutes on a CPU
-            model = auto_class.from_config(hf_config, dtype=dtype, **options)
+        model = auto_class.from_config(hf_config, dtype=dtype, **options)
     else:
         model = auto_class.from_pretrained(model_config.local_path, config=hf_config, dtype=dtype, **options)
-    return model.to(device).eval()
-
-
-class Bound(NamedTuple):
-    """What one batch may take: rows, tokens of cache over all rows, tokens of prompts in a forward; a line for the start."""
-
-    rows: int
-    tokens: float
-    prefill_tokens: int | None
-    line: str
-
-
-def batch_bound(hf_config: Any, config: RolloutConfig, device: torch.device, memory: float) -> Bound:
-    """The bound on a device of ``memory`` bytes: rows of prompt_length + response_length tokens that its share holds; on a
-    CPU `rollout.max_num_seqs` alone. Raises ValueError with key and value where not even one row fits."""
-    most = config.max_num_seqs
-    if device.type == "cpu":
-        line = f"rollouts: transformers on cpu, at most {most} rows at a time (rollout.max_num_seqs)"
-        return Bound(most, inf, None, line)
-    number = PrecisionType.to_dtype(config.dtype).itemsize
-    shape = shape_of(hf_config.get_text_config().to_dict())
-    engine = HFEngine(shape, number, config.prompt_length + config.response_length)
-    share = config.gpu_memory_utilization
-    if problem := engine.too_small(memory, share):
-        raise ValueError(problem)
-    fit = engine.rows(memory, share)
-    why = "rollout.max_num_seqs" if most <= fit else f"{SHARE}={share:g}; rollout.max_num_seqs={most}"
-    line = (
-        f"rollouts: transformers on {device}, at most {min(most, fit)} rows at a time ({why}): of "
-        f"{memory * share / GIB:.1f} GiB weights take {engine.weights / GIB:.1f}, a forward of prompts "
-        f"{engine.forward / GIB:.1f}, and a row of {engine.row_tokens} tokens {engine.row / GIB:.2f}; further rows wait"
-    )
-    return Bound(min(most, fit), fit * engine.row_tokens, PREFILL_TOKENS, line)
-
-
-def leave_device(model: torch.nn.Module, *, keep: bool) -> Callable[[], None]:
-    """Free the memory of all weights and persistent buffers; the returned function takes it again, with random values
-    unless they were kept in the host's memory (``keep``). Tensors stay the same objects and keep what they share."""
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in model.state_dict().values()}
-    left = []
-    for storage in storages.values():
-        copy = torch.UntypedStorage(storage.nbytes()).copy_(storage) if keep else None
-        left.append((storage, storage.nbytes(), copy))
-        storage.resize_(0)
-
-    def come_back() -> None:
-        for storage, size, copy in left:
-            storage.resize_(size)
-            if copy is not None:
-                storage.copy_(copy)
-
-    return come_back
+    return model.eval()
 
 
 def max_model_len(hf_config: Any, configured: int | None) -> int:

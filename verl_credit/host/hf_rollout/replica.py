@@ -1,10 +1,8 @@
-"""The replica of `rollout.name=hf`: it starts the server beside its training workers, on their device."""
+"""The replica of `rollout.name=hf`: it starts the server beside its training workers."""
 
 import asyncio
 
 import ray
-from verl.plugin.platform import get_platform
-from verl.utils.device import get_device_name, get_resource_name, get_visible_devices_keyword
 from verl.workers.rollout.replica import RolloutReplica
 
 from verl_credit.host.hf_rollout.server import HFServer
@@ -12,9 +10,8 @@ from verl_credit.host.hf_rollout.sync import server_name
 
 
 class HFReplica(RolloutReplica):
-    """Starts one server for `tensor_model_parallel_size` training ranks, on the node and the device of the first.
-
-    The model itself is not split. On a GPU the server and the rank take turns: the server sleeps while the rank trains.
+    """Starts one server for `tensor_model_parallel_size` training ranks, on the node of the first. The model
+    itself is not split.
     """
 
     async def launch_servers(self) -> None:
@@ -22,29 +19,18 @@ class HFReplica(RolloutReplica):
             sizes = "rollout.tensor_model_parallel_size x data_parallel_size x pipeline_model_parallel_size"
             given = f"replica {self.replica_rank} got {len(self.workers)} workers"
             raise ValueError(f"{given}, but {sizes} is {self.world_size}")
-        node_id, device_ids, device = await self.workers[0].__ray_call__.remote(
-            lambda worker: (
-                ray.get_runtime_context().get_node_id(),
-                ray.get_runtime_context().get_accelerator_ids()[get_resource_name()],
-                get_device_name(),
-            )
+        node_id = await self.workers[0].__ray_call__.remote(
+            lambda worker: ray.get_runtime_context().get_node_id()
         )
         kind = "reward_" if self.is_reward_model else "teacher_" if self.is_teacher_model else ""
         there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
-        # The server asks Ray for no device, because the rank has it. The variable must be there before CUDA is looked up,
-        # which the import of verl does, and Ray must leave it alone.
-        variables = dict.fromkeys(get_platform().ray_noset_envvars(), "1")
-        variables[get_visible_devices_keyword()] = ",".join(device_ids[:1])
         options = {
             "name": server_name(self.replica_rank, kind, self.name_suffix),
             "scheduling_strategy": there,
             "max_concurrency": self.max_concurrency,
-            "runtime_env": {"env_vars": variables},
         }
         given = {"config": self.config, "model_config": self.model_config, "replica_rank": self.replica_rank}
-        server = (
-            ray.remote(HFServer).options(**options).remote(**given, device=device, mode=self.rollout_mode)
-        )
+        server = ray.remote(HFServer).options(**options).remote(**given)
         self.servers.append(server)
         self._server_handle = server
         self._server_address = await server.launch_server.remote()

@@ -1,52 +1,32 @@
 """The rollout server, a Ray actor that generates with transformers for agent loops."""
 
-from collections.abc import Callable
-from math import inf
 from typing import Any
 
 import torch
 from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.device import get_torch_device, set_expandable_segments
 from verl.workers.config import HFModelConfig, RolloutConfig
-from verl.workers.rollout.replica import RolloutMode, TokenOutput
+from verl.workers.rollout.replica import TokenOutput
 
 from verl_credit.host.hf_rollout.batcher import RequestBatcher, RequestRejected
-from verl_credit.host.hf_rollout.loaded_model import (
-    batch_bound,
-    build_model,
-    eos_token_ids,
-    leave_device,
-    max_model_len,
-)
+from verl_credit.host.hf_rollout.loaded_model import build_model, eos_token_ids, max_model_len
 from verl_credit.host.hf_rollout.options import num_threads, read_sampling_params
 from verl_credit.host.hf_rollout.sync import WeightError, WeightSink
 from verl_credit.policy.decoding_proof import prove_decoding
 from verl_credit.policy.generation import BatchGenerator
-from verl_credit.recipe.plan.hf_engine import SHARE
 
 QUIET_SECONDS = 0.01
-ASLEEP = "it sleeps (rollout.free_cache_engine=true), and its weights are away until it is woken or updated"
 
 
 class HFServer:
     """Holds one model, batches concurrent `generate` calls, and loads new weights between batches.
 
     With `rollout.load_format=dummy` (verl's default) the model starts with random weights and refuses to generate until the
-    first weight update. On a device other than the CPU, with `rollout.free_cache_engine`, the weights leave it while the
-    server sleeps, and the next weight update brings them back. A server that gets no updates (`RolloutMode.COLOCATED`) keeps
-    them in the host's memory and returns them at `wake_up`; one with a device of its own (`STANDALONE`) does not sleep.
+    first weight update.
     """
 
     _proved = False
 
-    def __init__(
-        self,
-        config: RolloutConfig,
-        model_config: HFModelConfig,
-        replica_rank: int,
-        device: str = "cpu",
-        mode: RolloutMode = RolloutMode.HYBRID,
-    ):
+    def __init__(self, config: RolloutConfig, model_config: HFModelConfig, replica_rank: int):
         self.config: RolloutConfig = omega_conf_to_dataclass(config)
         self.model_config: HFModelConfig = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
         if self.config.full_determinism:
@@ -56,22 +36,14 @@ class HFServer:
         self.replica_rank = replica_rank
         self.global_steps: int | None = None
         torch.set_num_threads(num_threads(self.config.engine_kwargs))
-        self._device, self._mode, memory = torch.device(device), mode, inf
-        if self._device.type != "cpu":
-            set_expandable_segments(True)  # a cache that grows leaves pieces that would fit nothing larger
-            memory = get_torch_device().mem_get_info()[1]
-        bound = batch_bound(self.model_config.hf_config, self.config, self._device, memory)
-        self._start_line, self._max_tokens = bound.line, bound.tokens
-        self._model = build_model(self.model_config, self.config, self._device)
+        self._model = build_model(self.model_config, self.config)
         self._max_model_len = max_model_len(self._model.config, self.config.max_model_len)
         self._eos_token_ids = eos_token_ids(self.model_config)
         tokenizer = self.model_config.tokenizer
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self._eos_token_ids[0]
-        limits = {"sampled_vocab_size": len(tokenizer), "prefill_tokens": bound.prefill_tokens}
-        self._generator = BatchGenerator(self._model, pad_token_id=pad, **limits)
-        limits = {"max_batch_size": bound.rows, "max_batch_tokens": bound.tokens}
-        self._batcher = RequestBatcher(self._generate, quiet_seconds=QUIET_SECONDS, **limits)
-        self._come_back: Callable[[], None] | None = None  # a function while the weights are away
+        self._generator = BatchGenerator(self._model, pad_token_id=pad, sampled_vocab_size=len(tokenizer))
+        most = self.config.max_num_seqs
+        self._batcher = RequestBatcher(self._generate, quiet_seconds=QUIET_SECONDS, max_batch_size=most)
         self._sink: WeightSink | None = None
         self._checksum: str | None = None
         self._why_not_ready = "no weights have arrived yet" if self.config.load_format == "dummy" else None
@@ -84,7 +56,8 @@ class HFServer:
 
     async def start_line(self) -> str:
         """Where the server generates, and how many rows at a time."""
-        return self._start_line
+        most = f"at most {self.config.max_num_seqs} rows at a time (rollout.max_num_seqs)"
+        return f"rollouts: transformers on cpu, {most}"
 
     def _generate(self, prompts, params):
         self._require_weights()
@@ -97,15 +70,8 @@ class HFServer:
             self._proved = True
 
     def _require_weights(self) -> None:
-        if why := ASLEEP if self._come_back else self._why_not_ready:
-            raise WeightError(f"the rollout server cannot generate: {why}")
-
-    def _require_cache(self, tokens: int) -> None:
-        if tokens > self._max_tokens:
-            share = f"{SHARE}={self.config.gpu_memory_utilization:g} leaves a cache of {self._max_tokens:.0f} tokens"
-            raise ValueError(
-                f"a request of {tokens} tokens, prompt and response: {share}; ask for fewer, or raise it"
-            )
+        if self._why_not_ready:
+            raise WeightError(f"the rollout server cannot generate: {self._why_not_ready}")
 
     async def generate(
         self,
@@ -126,7 +92,6 @@ class HFServer:
         limits = self.config, self._max_model_len, self._eos_token_ids
         params = read_sampling_params(sampling_params, len(prompt), *limits)
         self._generator.check(prompt, params)
-        self._require_cache(len(prompt) + params.max_new_tokens)
         fields = {"global_steps": self.global_steps}
         try:
             output = await self._batcher.submit(prompt, params)
@@ -143,7 +108,6 @@ class HFServer:
         """Refuse to generate until `finish_weight_update` succeeds."""
 
         def begin() -> None:
-            self._wake()
             self._why_not_ready = "a weight update has begun and not finished"
             self._sink, self._checksum = WeightSink(self._model), None
 
@@ -169,30 +133,6 @@ class HFServer:
     async def set_global_steps(self, global_steps: int) -> None:
         self.global_steps = global_steps
 
-    # --- sleep: verl calls it before an update, and the weight sync after the update wakes the server ---
-
-    async def sleep(self) -> None:
-        """Leave the device to training. Nothing of a batch outlives it, and a CPU has no memory to hand over."""
-        if self._device.type != "cpu" and self._mode != RolloutMode.STANDALONE:
-            await self._batcher.exclusive(self._sleep)
-
-    def _sleep(self) -> None:
-        if self.config.free_cache_engine and self._come_back is None:
-            keep = self._mode == RolloutMode.COLOCATED
-            self._come_back = leave_device(self._model, keep=keep)
-            if not keep:
-                self._why_not_ready = "it slept without its weights, and no new ones have arrived"
-        get_torch_device().empty_cache()
-
-    async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Take the memory of the weights again."""
-        await self._batcher.exclusive(self._wake)
-
-    def _wake(self) -> None:
-        if self._come_back is not None:
-            self._come_back()
-            self._come_back = None
-
     # --- methods that verl calls on every server ---
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
@@ -207,7 +147,7 @@ class HFServer:
         await self._batcher.drain()
 
     async def _nothing(self, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: no cache outlives a batch, and the server has no profiler."""
+        """Does nothing: no cache outlives a batch, a CPU has no memory to hand over, and the server has no profiler."""
 
     clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
-    start_profile = stop_profile = _nothing
+    sleep = wake_up = start_profile = stop_profile = _nothing

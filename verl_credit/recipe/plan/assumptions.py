@@ -32,7 +32,7 @@ class Assumptions:
     decode_efficiency: float = 0.5
     """Share of the memory bandwidth that decoding reaches."""
     decode_overhead_ms: float = 5.0
-    """Milliseconds of scheduling, sampling and detokenising in a decoding step. `hf` on a GPU: 25."""
+    """Milliseconds of scheduling, sampling and detokenising in a decoding step."""
     longest_over_mean: float = 2.0
     """A batch waits for its longest row."""
     search_seconds: float = 0.5

@@ -120,7 +120,7 @@ def decode_seconds(
     """
     row = assumed.row_tokens
     rows = max(1.0, job.rows / max(1, job.devices // job.tensor_parallel))
-    together = max(1.0, min(rows, job.max_seqs, runner.rows, runner.kv_tokens / row if row else rows))
+    together = max(1.0, min(rows, job.max_seqs, runner.kv_tokens / row if row else rows))
     waves = rows / together
     reading = runner.weights + together * row / 2 * runner.kv_per_token
     peak = hw.peak_fp32 if job.engine_bytes == 4 else hw.peak_bf16

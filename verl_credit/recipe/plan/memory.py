@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf
 
 from verl_credit.config.engines import engine_named
 from verl_credit.config.fit import MODEL_LEN
 from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.hardware import GIB, NO_INDEX, Hardware, Index
-from verl_credit.recipe.plan.hf_engine import SHARE, HFEngine
 from verl_credit.recipe.plan.job import Job
 from verl_credit.recipe.plan.model_shape import ModelShape
 from verl_credit.recipe.plan.update_memory import (
@@ -22,6 +20,7 @@ from verl_credit.recipe.plan.update_memory import (
 )
 
 ASLEEP = "engine weights asleep"
+SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,6 @@ class EngineMemory:
     """Bytes for keys and values: left of the share or, for an engine that reserves none, used."""
     kv_per_token: float
     problems: tuple[str, ...] = ()
-    rows: float = inf
-    """Rows at a time, for an engine that counts rows and not tokens."""
 
     @property
     def kv_tokens(self) -> float:
@@ -73,12 +70,6 @@ def engine_memory(shape: ModelShape, job: Job, hw: Hardware, assumed: Assumption
         return _reserved(shape, job, hw, assumed)
     weights, per_token = shape.parameters * job.engine_bytes, shape.kv_bytes_per_token(job.engine_bytes)
     rows = min(job.max_seqs, job.rows)
-    if hw.device == "cuda":
-        hf = HFEngine(shape, job.engine_bytes, job.longest_row)
-        problem = hf.too_small(hw.memory, job.utilization)
-        rows = max(1, min(rows, hf.rows(hw.memory, job.utilization)))
-        kv, problems = rows * job.longest_row * per_token, (problem,) if problem else ()
-        return EngineMemory(hf.used(rows), hf.weights, kv, per_token, problems, rows)
     kv, last_logits = rows * job.longest_row * per_token, 2 * rows * shape.vocabulary * 4
     return EngineMemory(weights + kv + last_logits, weights, kv, per_token)
 
@@ -187,8 +178,7 @@ def _sync(shape: ModelShape, job: Job, runner: EngineMemory, weights: float) -> 
 def _asleep(job: Job, runner: EngineMemory, assumed: Assumptions) -> dict[str, float]:
     """What the engine holds on the device while the actor works. Sleep does not free CUDA graphs."""
     if not engine_named(job.engine).reserves:
-        away = job.sleeps and job.device_type == "cuda"
-        return {"engine asleep": 0.0 if away else runner.weights}
+        return {"engine asleep": runner.weights}
     if not job.sleeps:
         return {"engine asleep": runner.share}
     graphs = job.graphs * assumed.cuda_graph_mib * 2**20

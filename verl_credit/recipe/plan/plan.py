@@ -16,9 +16,8 @@ from verl_credit.errors import ConfigError, unknown_key
 from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.compute import RunTime, Step, disk_bytes, run_steps, run_time, step
 from verl_credit.recipe.plan.hardware import Hardware, Index, find_hardware, find_index
-from verl_credit.recipe.plan.hf_engine import SHARE
 from verl_credit.recipe.plan.job import Job, read_job, require_number
-from verl_credit.recipe.plan.memory import EngineMemory, Phase, engine_memory, phases
+from verl_credit.recipe.plan.memory import SHARE, EngineMemory, Phase, engine_memory, phases
 from verl_credit.recipe.plan.model_shape import ModelShape, shape_of
 from verl_credit.redact import redact_value
 
@@ -75,7 +74,7 @@ class Plan:
             f"{fsdp}.model_dtype=bf16": job.lora_rank > 0 and job.weight_bytes == 4,
             f"{fsdp}.optimizer_offload=true": not hw.unified and not job.offload_optimizer,
             f"{fsdp}.param_offload=true": not hw.unified and not job.offload_weights,
-            f"another {SHARE}": engine.reserves or hw.device == "cuda",
+            f"another {SHARE}": engine.reserves,
             "hardware.index.kind=sq8, an index of 8 bits a number": large,
         }
         return [] if self.fits else [text for text, helps in wanted.items() if helps]
@@ -167,8 +166,6 @@ def assumptions(given: Mapping, job: Job, hw: Hardware) -> Assumptions:
         "host_cores": hw.cores,
         "host_gib": 8 + 3 * job.per_node,
     }
-    if hw.device == "cuda":
-        defaults["decode_overhead_ms"] = engine_named(job.engine).decode_ms
     if hw.device == "cpu":
         defaults |= {"host_gib": 3.5, "context_gib": 0.0, "fragmentation": 0.0, "step_overhead_seconds": 2.0}
         defaults["branch_kernel_share"] = 0.0

@@ -1,4 +1,4 @@
-"""Learning curves drawn with matplotlib: one picture of all, and one vector picture per panel."""
+"""Learning curves drawn with matplotlib, a vector picture per panel."""
 
 import base64
 import io
@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from verl_credit.records.report.panels import GREY, INK, Panel
+from verl_credit.records.report.panels import GREY, Panel
 from verl_credit.records.report.text import percent
 
 # The fixed salt and the absent date make the same run give the same bytes.
@@ -29,21 +29,6 @@ STYLE = {
 }
 
 
-def curves_png(panels: list[Panel]) -> bytes:
-    """All panels that have data in one picture, two to a row."""
-    drawn = [panel for panel in panels if panel.lines]
-    rows = max((len(drawn) + 1) // 2, 1)
-    with rc_context(STYLE):
-        figure = Figure(figsize=(12, 3.8 * rows), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)
-        for place, panel in enumerate(drawn, start=1):
-            axes = figure.add_subplot(rows, 2, place)
-            legend_rows = _draw(axes, panel)
-            pad = 6 + 14 * legend_rows
-            axes.set_title(panel.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=pad)
-        return saved(figure, "png", dpi=110, metadata={"Software": None})
-
-
 def panel_data_uri(panel: Panel) -> Markup:
     """The panel as an SVG image inside a ``data:`` address: sharp at any size, and nothing to fetch."""
     with rc_context(STYLE):
@@ -53,12 +38,12 @@ def panel_data_uri(panel: Panel) -> Markup:
 
 
 def svg_uri(figure: Figure) -> Markup:
-    image = saved(figure, "svg", metadata={"Date": None, "Creator": None})
-    return Markup("data:image/svg+xml;base64," + base64.b64encode(image).decode("ascii"))
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return Markup("data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode("ascii"))
 
 
-def _draw(axes, panel: Panel) -> int:
-    """Returns how many rows of legend stand above the axes."""
+def _draw(axes, panel: Panel) -> None:
     for line in panel.lines:
         steps = line.series.steps
         sparse = len(steps) == 1 or len(steps) < steps[-1] - steps[0] + 1
@@ -88,24 +73,16 @@ def _draw(axes, panel: Panel) -> int:
     if panel.zero:
         axes.axhline(0, color=GREY, linewidth=0.9, zorder=1)
     if len(panel.lines) == 1:
-        return 0
-    columns = min(len(panel.lines), 3)
+        return
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(0.0, 1.0),
         borderaxespad=0.2,
         borderpad=0.2,
-        ncols=columns,
+        ncols=min(len(panel.lines), 3),
         frameon=False,
         fontsize=8.5,
         labelcolor="#333333",
         handlelength=1.8,
         columnspacing=1.4,
     )
-    return -(-len(panel.lines) // columns)
-
-
-def saved(figure: Figure, kind: str, **options) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, **options)
-    return buffer.getvalue()

@@ -1,22 +1,17 @@
-"""Writes report.html and curves.png of a run."""
+"""Writes report.html of a run."""
 
 from pathlib import Path
 
-from verl_credit.records.report.curves import curves_png
 from verl_credit.records.report.page import page
 from verl_credit.records.report.panels import panels, step_panels
 from verl_credit.records.report.run_data import read_run
-from verl_credit.records.run.files import replaced, write_text
+from verl_credit.records.run.files import write_text
 
 REPORT = "report.html"
-CURVES = "curves.png"
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write ``report.html`` (self-contained) and ``curves.png`` into ``run_dir``; returns the page, which says what is
-    missing. Raises FileNotFoundError when metrics.jsonl is missing and ValueError when it holds no step."""
+    """Write ``report.html`` (self-contained) into ``run_dir``; returns the page, which says what is missing. Raises
+    FileNotFoundError when metrics.jsonl is missing and ValueError when it holds no step."""
     run = read_run(Path(run_dir))
-    drawn = [*panels(run), *step_panels(run)]
-    with replaced(run.folder / CURVES) as file:
-        file.write(curves_png(drawn))
-    return write_text(run.folder / REPORT, page(run, drawn))
+    return write_text(run.folder / REPORT, page(run, [*panels(run), *step_panels(run)]))

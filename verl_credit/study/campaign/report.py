@@ -1,25 +1,23 @@
-"""The report of a campaign: campaign.html, one offline page, and two pictures (curves with bands, differences with their
-intervals); also while runs are missing."""
+"""The report of a campaign: campaign.html, one offline page, also while runs are missing."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from verl_credit.records.report.curves import STYLE, curves_png, panel_data_uri, saved, svg_uri
+from verl_credit.records.report.curves import STYLE, panel_data_uri, svg_uri
 from verl_credit.records.report.page import template
 from verl_credit.records.report.panels import BLUE, GREEN, GREY, INK, VERMILION, Line, Panel
 from verl_credit.records.report.run_data import Series
 from verl_credit.records.report.text import MINUS, duration, percent, plain, points, signed
 from verl_credit.records.report.write import REPORT
-from verl_credit.records.run.files import replaced
+from verl_credit.records.run.files import write_text
 from verl_credit.study.campaign.results import Results, results
 from verl_credit.study.campaign.state import RunState, State
 from verl_credit.study.campaign.statistics import Mean
@@ -31,20 +29,10 @@ DASHES = ("-", (0, (4, 2)), (0, (1, 1)))
 
 
 def write_campaign_report(folder: Path) -> Path:
-    """Write campaign.html, campaign-curves.png and campaign-differences.png into the campaign's folder; returns the page.
-
-    Each is replaced atomically. Raises FileNotFoundError where no campaign was started, ConfigError for a damaged record.
-    """
+    """Write campaign.html into the campaign's folder; returns the page. Raises FileNotFoundError where no campaign was
+    started, ConfigError for a damaged record."""
     outcome = results(Path(folder))
-    png = partial(saved, kind="png", dpi=110, metadata={"Software": None})
-    for name, content in (
-        ("campaign-curves.png", curves_png(panels(outcome))),
-        ("campaign-differences.png", differences_picture(outcome, png)),
-        (PAGE, page(outcome).encode()),
-    ):
-        with replaced(outcome.folder / name) as file:
-            file.write(content)
-    return outcome.folder / PAGE
+    return write_text(outcome.folder / PAGE, page(outcome))
 
 
 def is_share(results: Results) -> bool:
@@ -99,7 +87,7 @@ def _mean_line(name: str, runs: Sequence[RunState], color: str, dash: object) ->
     return Line(label, average, color, dash, band=band)
 
 
-def differences_picture(results: Results, written: Callable[[Figure], bytes | str]) -> bytes | str:
+def differences_picture(results: Results) -> str:
     """The declared comparisons: every pair's difference as a dot, their mean, and its interval."""
     scale = 100 if is_share(results) else 1
     rows = [one.comparison for one in results.judged]
@@ -124,7 +112,7 @@ def differences_picture(results: Results, written: Callable[[Figure], bytes | st
         axes.set_xlabel("difference of areas" + (" (points)" if scale == 100 else ""))
         axes.tick_params(length=0)
         axes.grid(axis="x", color="#ebedf0", linewidth=0.8)
-        return written(figure)
+        return svg_uri(figure)
 
 
 def page(outcome: Results) -> str:
@@ -138,7 +126,7 @@ def page(outcome: Results) -> str:
         campaign=outcome.campaign,
         panels=panels(outcome),
         picture=panel_data_uri,
-        differences=differences_picture(outcome, svg_uri),
+        differences=differences_picture(outcome),
         interval=interval,
         show=value_format(outcome),
         show_difference=difference_format(outcome),
