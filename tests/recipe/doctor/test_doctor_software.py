@@ -111,10 +111,10 @@ def installed(version):
 
 test_versions = cases(
     software.check_versions,
-    (both(torch="2.14.1+cpu", transformers="5.22.2", unknown="9"), None, PASS, "in its range"),
-    (both(torch="2.15.0", transformers="5.24.0"), None, WARN,
-     "torch 2.15.0 (our range is <2.15,>=2.11, of which 2.11.0, 2.13.0, 2.14.1 ran)", "transformers 5.24.0 (",
-     "pip install 'torch<2.15,>=2.11' 'transformers<5.23,>=5.5.3'"),
+    (both(torch="2.15.0+cpu", transformers="5.22.2", unknown="9"), None, PASS, "in its range"),
+    (both(torch="2.16.0", transformers="5.24.0"), None, WARN,
+     "torch 2.16.0 (our range is <2.16,>=2.11, of which 2.11.0, 2.13.0, 2.14.1, 2.15.0 ran)", "transformers 5.24.0 (",
+     "pip install 'torch<2.16,>=2.11' 'transformers<5.23,>=5.5.3'"),
     (both(ray="2.10.0"), LAB, WARN, "ray 2.10.0", "pip install 'ray<3,>=2.50'"),
     (both(statsmodels="0.1"), None, PASS),  # of another extra
 )  # fmt: skip

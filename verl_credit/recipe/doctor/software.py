@@ -24,7 +24,7 @@ FLASH = (None, "flash_attention_2", "credit_varlen")
 """Values of `ATTENTION` that take flash-attn; verl's default is flash_attention_2."""
 CUDA_13 = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
 TRIED = {
-    "torch": "2.11.0, 2.13.0, 2.14.1", "transformers": "5.5.3, 5.10.4, 5.19.0, 5.22.2",
+    "torch": "2.11.0, 2.13.0, 2.14.1, 2.15.0", "transformers": "5.5.3, 5.10.4, 5.19.0, 5.22.2",
     "tokenizers": "0.22.2, 0.23.2, 0.23.3", "vllm": "0.24.0, 0.28.0, 0.32.0",
 }  # fmt: skip
 """What ran, of the packages whose insides are read (docs/compatibility.md#versions)."""

@@ -159,12 +159,6 @@ def _weights(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigErr
     if (select(config, megatrons) or 0) > 0 and not (select(config, rank) or 0) > 0:
         use = f"verl's FSDP engine does not read it, and would train all weights; set {rank}"
         yield ConfigError.of(config, megatrons, rank, accepted=use)
-    if not engine.splits and select(config, "trainer.device") != "cpu":
-        for name in ("tensor_model", "data", "pipeline_model"):
-            size = f"actor_rollout_ref.rollout.{name}_parallel_size"
-            if (select(config, size) or 1) > 1:
-                use = "that engine takes one GPU and leaves the others idle; set it to 1, and every GPU has an engine"
-                yield ConfigError.of(config, size, ENGINE, accepted=use)
 
 
 def _gains(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError]:
