@@ -26,11 +26,7 @@ def batch(seed=0, rows=8, turns=3, width=4):
     planning[4], planning[5] = True, False
     group = torch.arange(rows) // 4 * 9
     return dict(
-        turn_advantage_B_T=advantage,
-        mask_B_T=mask,
-        uncertainty_B_T=h,
-        planning_B_T=planning,
-        group_B=group,
+        turn_advantage_B_T=advantage, mask_B_T=mask, uncertainty_B_T=h, planning_B_T=planning, group_B=group
     )
 
 

@@ -83,11 +83,7 @@ def test_the_answer_turn_reads_the_outcome_whatever_a_mode_of_ones_own_returns_p
 def test_what_a_mode_declares_to_read_and_to_need_exists():
     for reads, needs, message in (
         (("anchor",), (), "turn mode 'mine': reads='anchor' is not known .did you mean 'anchors'"),
-        (
-            ("anchors",),
-            ("anchors",),
-            "'mine': needs='anchors' is not known.*accepted: anchor_B_K1",
-        ),
+        (("anchors",), ("anchors",), "'mine': needs='anchors' is not known.*accepted: anchor_B_K1"),
         (
             ("gains",),
             ("anchor_B_K1",),

@@ -11,16 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from verl_credit.credit import (
-    exact_anchors,
-    gigpo,
-    hgpo,
-    leave_one_out,
-    mt_grpo,
-    progress,
-    rloo,
-    turn_gae,
-)
+from verl_credit.credit import exact_anchors, gigpo, hgpo, leave_one_out, mt_grpo, progress, rloo, turn_gae
 
 FILE = Path(__file__).parents[1] / "golden" / "turn_methods.json"
 CASES = json.loads(FILE.read_text())["cases"]

@@ -9,16 +9,7 @@ import torch
 from kit import turn_lists
 from kit.each import each
 from kit.modes import batch
-from verl_credit.credit import (
-    MODES,
-    gigpo,
-    hgpo,
-    leave_one_out,
-    mt_grpo,
-    progress,
-    rloo,
-    turn_gae,
-)
+from verl_credit.credit import MODES, gigpo, hgpo, leave_one_out, mt_grpo, progress, rloo, turn_gae
 from verl_credit.credit.laws import check, registered_subject
 from verl_credit.credit.laws.drawn_world import make_world
 from verl_credit.credit.laws.subjects import run_turn_mode

@@ -8,17 +8,7 @@ import random
 from pathlib import Path
 
 from kit.damage import damaged_bytes, damaged_value, written
-from kit.fuzz import (
-    ACCEPTED,
-    REFUSED,
-    checker_of,
-    command,
-    contents,
-    cuts,
-    one_plain_line,
-    told,
-    try_all,
-)
+from kit.fuzz import ACCEPTED, REFUSED, checker_of, command, contents, cuts, one_plain_line, told, try_all
 from kit.report_page import write_lines
 from verl_credit.errors import ConfigError, ExitCode
 from verl_credit.study.campaign.design import planned

@@ -13,17 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from kit.damage import damaged_bytes, damaged_value
-from kit.fuzz import (
-    ACCEPTED,
-    REFUSED,
-    checker_of,
-    command,
-    contents,
-    cuts,
-    one_plain_line,
-    told,
-    try_all,
-)
+from kit.fuzz import ACCEPTED, REFUSED, checker_of, command, contents, cuts, one_plain_line, told, try_all
 from kit.prepared import WORKED, assert_law
 from verl_credit.errors import ExitCode
 

@@ -20,10 +20,7 @@ TEMPERATURE = 0.7
 CHECKPOINTED = {"enable_gradient_checkpointing": True}
 LORA = {"lora_rank": 4, "target_modules": "all-linear"}
 PADDED = {"engine": {"pad_to_length": True, "pad_to_length_bucket": 64}}
-CASES = {
-    "qwen3_next": ("qwen3_next", CHECKPOINTED),
-    "qwen3_5": ("qwen3_5", CHECKPOINTED | PADDED),
-}
+CASES = {"qwen3_next": ("qwen3_next", CHECKPOINTED), "qwen3_5": ("qwen3_5", CHECKPOINTED | PADDED)}
 MORE = {
     f"{family}, {name}": (family, options)
     for family in (*TEXTS, *ROOTS)
@@ -99,10 +96,7 @@ def require_same(ours, theirs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case",
-    [*CASES, *(pytest.param(case, marks=pytest.mark.nightly) for case in MORE)],
-)
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.nightly) for case in MORE)])
 def test_packed_rows_are_single_rows(case, built):
     family, options = (CASES | MORE)[case]
     turns = Trajectories(ROWS)

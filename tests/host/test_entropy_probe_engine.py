@@ -7,16 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kit.tiny_engine import (
-    TRUNKS,
-    Trajectories,
-    batch,
-    build_engine,
-    gloo_rank,
-    infer,
-    on_ranks,
-    single_rank,
-)
+from kit.tiny_engine import TRUNKS, Trajectories, batch, build_engine, gloo_rank, infer, on_ranks, single_rank
 from kit.tiny_models import in_float64, tiny_model
 from verl_credit.host.step.probe_rows import deal
 from verl_credit.names import PROBE_GROUP, PROBE_PATH, PROBE_SCORE

@@ -18,13 +18,7 @@ from verl_credit.host.hf_rollout.loaded_model import max_model_len
 from verl_credit.host.hf_rollout.options import num_threads, read_sampling_params
 from verl_credit.host.hf_rollout.replica import HFReplica
 from verl_credit.host.hf_rollout.server import HFServer
-from verl_credit.host.hf_rollout.sync import (
-    ServerAdapter,
-    WeightError,
-    WeightSink,
-    checksum,
-    weight_buckets,
-)
+from verl_credit.host.hf_rollout.sync import ServerAdapter, WeightError, WeightSink, checksum, weight_buckets
 from verl_credit.policy.generation import Generation
 from verl_credit.policy.sampling import SamplingParams
 

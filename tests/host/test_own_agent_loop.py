@@ -98,10 +98,7 @@ def test_ids_of_tokens_that_are_not_the_policys_are_not_read(monkeypatch, my_age
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        (
-            "answer",
-            r"row 0: extra_fields\['credit'\]='answer'; expected RowRecord\(...\).as_dict\(\)",
-        ),
+        ("answer", r"row 0: extra_fields\['credit'\]='answer'; expected RowRecord\(...\).as_dict\(\)"),
         ({"stop_raeson": "answer"}, "has 'stop_raeson'; expected some of stop_reason, n_searches"),
         ({"stop_reason": "over"}, "stop_reason='over'; expected one of answer, no_answer"),
     ],

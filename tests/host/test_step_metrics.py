@@ -12,10 +12,7 @@ from kit.turn_rows import Row, credited, lost_row, padding_row, turn_batch
 from verl_credit.credit import MODES, TurnCredit
 from verl_credit.credit.turn.turn_credit import BatchTables
 from verl_credit.names import ROWS_LEFT_OUT, TURNS_CUT
-from verl_credit.records.run.events import (
-    left_out_note,
-    small_groups_note,
-)
+from verl_credit.records.run.events import left_out_note, small_groups_note
 from verl_credit.turns.rollout.book import IN_ENVIRONMENT, NO_TOKEN, STOP_REASONS, RowRecord
 from verl_credit.turns.rollout.search.faults import FAULT_CODES
 from verl_credit.turns.step.assign import CreditRun, StepCredit, StepInputs

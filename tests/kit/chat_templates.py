@@ -46,10 +46,7 @@ CHATML = chatml()
 NO_SEPARATOR = chatml(after="")  # Phi-4
 QWEN3 = chatml(thought=THOUGHT, header=QUIET)
 THINKING = chatml(thought=THOUGHT, header="<think>\n")  # Qwen3-*-Thinking-2507
-QWEN35 = chatml(
-    thought=THOUGHT,
-    header=QUIET.replace("{% endif %}", "{% else %}<think>\n{% endif %}"),
-)
+QWEN35 = chatml(thought=THOUGHT, header=QUIET.replace("{% endif %}", "{% else %}<think>\n{% endif %}"))
 NEMOTRON = chatml(thought="<think></think>", header="<think>\n")
 DATED = "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
 LLAMA = (

@@ -53,10 +53,7 @@ def test_what_a_manager_of_somebody_else_cannot_give_is_named_once(tmp_path, mon
     assert line.startswith(f"{key}={__name__}.Another is not watched: ")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [(("algorithm.turn_ids=mask",), ["turn_ids=mask"]), ((), [])],
-)
+@pytest.mark.parametrize(("overrides", "said"), [(("algorithm.turn_ids=mask",), ["turn_ids=mask"]), ((), [])])
 def test_turns_that_follow_from_the_mask_are_named_at_the_start(tmp_path, monkeypatch, overrides, said):
     found = notes(tmp_path, monkeypatch, *overrides, kind="turn_ids")
     assert len(found) == len(said) and all(one in line for one, line in zip(said, found, strict=True))

@@ -64,10 +64,7 @@ def test_a_row_that_no_sample_met_may_not_hold_nan(world, vectors_M_D, tmp_path,
     spoiled[other, 3] = np.nan
     with pytest.raises(IndexMismatch, match=f"row {other} holds NaN"):
         import_index(
-            faiss_file(tmp_path / "i", spoiled),
-            world[0] / "corpus.jsonl",
-            world[1],
-            tmp_path / "out",
+            faiss_file(tmp_path / "i", spoiled), world[0] / "corpus.jsonl", world[1], tmp_path / "out"
         )
 
 

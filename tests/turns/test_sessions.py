@@ -93,10 +93,7 @@ def test_joined_rows_are_the_rollouts_in_one_row():
         ), name
 
 
-@pytest.mark.parametrize(
-    ("operator", "right"),
-    [("grpo", 0.8660254), ("rloo", 2 / 3)],
-)
+@pytest.mark.parametrize(("operator", "right"), [("grpo", 0.8660254), ("rloo", 2 / 3)])
 def test_sessions_count_once_and_as_verls_grpo_counts_them(operator, right):
     given = [1.0, 9, 0, 0, 9, 1]  # the outcome is that of the last output
     step, found = advantages(batch(), given, info_gain_norm_mode="none", advantage_mode=operator, stage=True)

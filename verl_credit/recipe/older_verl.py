@@ -10,14 +10,7 @@ import re
 
 from verl_credit.config.engines import ENGINE, ENGINES
 from verl_credit.config.gone import gone_key
-from verl_credit.names import (
-    ADV_ESTIMATOR,
-    COLOCATE_MODE,
-    ENV_AGENT,
-    SEPARATE_MODE,
-    TRAINER_MODE,
-    TURN_AGENT,
-)
+from verl_credit.names import ADV_ESTIMATOR, COLOCATE_MODE, ENV_AGENT, SEPARATE_MODE, TRAINER_MODE, TURN_AGENT
 
 MANAGER = "reward.reward_manager"
 ROLLOUT, ACTOR, REF, MODEL = (f"actor_rollout_ref.{role}" for role in ("rollout", "actor", "ref", "model"))

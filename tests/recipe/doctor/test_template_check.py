@@ -112,10 +112,7 @@ OWN_CALL = "{% for c in m.tool_calls or [] %}<search>{{ c.function.arguments.que
 
 
 def test_a_call_that_no_parser_of_verl_reads_is_refused():
-    with pytest.raises(
-        PreflightError,
-        match="'.*<search>mouth of the river Nile</search>.*no parser reads",
-    ):
+    with pytest.raises(PreflightError, match="'.*<search>mouth of the river Nile</search>.*no parser reads"):
         check(WHOLE.replace(CALLS, OWN_CALL))
 
 

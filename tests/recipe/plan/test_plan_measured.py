@@ -33,13 +33,7 @@ def measure():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "checkpointing, dtype",
-    [
-        (False, torch.float32),
-        (True, torch.bfloat16),
-    ],
-)
+@pytest.mark.parametrize("checkpointing, dtype", [(False, torch.float32), (True, torch.bfloat16)])
 def test_the_peak_of_an_update_and_of_a_log_prob_forward(measure, checkpointing, dtype):
     """20 % is asked for; wrong counts of single tensors would hide in that."""
     found = measure.compare(TINY, rows=ROWS, length=LENGTH, checkpointing=checkpointing, dtype=dtype)

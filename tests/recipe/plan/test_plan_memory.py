@@ -7,12 +7,7 @@ import pytest
 from verl_credit.errors import ConfigError
 from verl_credit.policy.attention.pack import KEY_TOKENS, MASK_NUMBERS
 from verl_credit.recipe.plan import hardware
-from verl_credit.recipe.plan.activations import (
-    answers_attention,
-    answers_masks,
-    layer,
-    loss,
-)
+from verl_credit.recipe.plan.activations import answers_attention, answers_masks, layer, loss
 from verl_credit.recipe.plan.assumptions import Assumptions
 from verl_credit.recipe.plan.hardware import GIB, Index, find_hardware, find_index
 from verl_credit.recipe.plan.job import Job, read_job

@@ -13,13 +13,7 @@ from verl_credit.records.report import lens_group
 from verl_credit.records.report.lens import GROUPS, NO_TABLES, lens
 from verl_credit.records.report.lens_group import Group, StepTurns
 from verl_credit.records.report.text import Scale
-from verl_credit.records.run.table_files import (
-    ROLLOUTS,
-    TURNS,
-    read_table,
-    table_path,
-    tables_of,
-)
+from verl_credit.records.run.table_files import ROLLOUTS, TURNS, read_table, table_path, tables_of
 
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x00\ud800"
 ALL_RIGHT = (

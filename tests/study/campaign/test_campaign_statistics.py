@@ -51,11 +51,7 @@ def test_an_interval_holds_the_mean_and_lies_within_the_values():
 
 @pytest.mark.parametrize(
     "values, why",
-    [
-        ([], "no values"),
-        ([0.1, 0.2], "at least 3 values"),
-        ([0.1 + 0.2, 0.3, 0.3], "all values are equal"),
-    ],
+    [([], "no values"), ([0.1, 0.2], "at least 3 values"), ([0.1 + 0.2, 0.3, 0.3], "all values are equal")],
 )
 def test_an_interval_that_there_is_not_says_why(values, why):
     found = mean(values)

@@ -8,12 +8,7 @@ from verl_credit.credit.laws.subjects import Result
 from verl_credit.credit.outcome import OUTCOME_OPERATORS
 from verl_credit.credit.turn.modes import MODES
 from verl_credit.study.fidelity.exact.bias import LARGEST_OF_BATCH_SCOPE, bias_rows
-from verl_credit.study.fidelity.exact.operators import (
-    Credit,
-    all_credits,
-    outcome_credit_of,
-    turn_credit_of,
-)
+from verl_credit.study.fidelity.exact.operators import Credit, all_credits, outcome_credit_of, turn_credit_of
 from verl_credit.study.fidelity.exact.question import ONE_HOP, Place, Question
 
 SMALL = Question("small", {"a": Place(0.2, 0.5, {"q": ("b", 1.0)}), "b": Place(0.6, 1.0)}, "a", 2)

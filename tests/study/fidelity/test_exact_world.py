@@ -4,11 +4,7 @@ import pytest
 import torch
 
 from kit.drawn_groups import true_advantages
-from verl_credit.study.fidelity.exact.operators import (
-    Expected,
-    gradient,
-    reward,
-)
+from verl_credit.study.fidelity.exact.operators import Expected, gradient, reward
 from verl_credit.study.fidelity.exact.question import (
     QUESTIONS,
     TWO_HOPS,

@@ -11,13 +11,7 @@ from kit.tiny_models import tiny_model
 from verl_credit.study.fidelity.agreements import Measure
 from verl_credit.study.fidelity.alignment import GradientAgreement
 from verl_credit.study.fidelity.credits import Credit
-from verl_credit.study.fidelity.gradients import (
-    GRPO,
-    REFERENCE,
-    RLOO,
-    gradient_agreement,
-    integrity,
-)
+from verl_credit.study.fidelity.gradients import GRPO, REFERENCE, RLOO, gradient_agreement, integrity
 from verl_credit.study.fidelity.measure import sample_groups
 from verl_credit.study.fidelity.request import Request
 from verl_credit.study.fidelity.true_values import score_turns, states_of, values_of
@@ -40,13 +34,7 @@ def sampled():
     values = values_of(
         states_of([*groups, *replicate]), partial(roll, sampler, protocol), continuations=8, seed=0
     )
-    return (
-        subject,
-        groups,
-        score_turns(groups, values),
-        replicate,
-        score_turns(replicate, values),
-    )
+    return (subject, groups, score_turns(groups, values), replicate, score_turns(replicate, values))
 
 
 def leave_one_out(groups):

@@ -8,11 +8,7 @@ from omegaconf import OmegaConf
 from kit.recipes import load_config
 from verl_credit.cli import main
 from verl_credit.records.report.lens import stars_path
-from verl_credit.records.run.table_files import (
-    ROLLOUTS,
-    ROLLOUTS_SCHEMA,
-    write_table,
-)
+from verl_credit.records.run.table_files import ROLLOUTS, ROLLOUTS_SCHEMA, write_table
 from verl_credit.study.fidelity.measure import sample_groups
 from verl_credit.study.fidelity.request import Request
 from verl_credit.study.fidelity.subject import load_policy, make_subject

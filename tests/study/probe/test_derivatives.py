@@ -56,8 +56,4 @@ def test_the_micro_batch_changes_nothing(bench, drawn_B, direction, micro_batch)
 def test_rollouts_without_a_written_token_are_refused():
     nothing = torch.zeros(2, 3, dtype=torch.float64)
     with pytest.raises(ValueError, match="the policy wrote no token in any of the 2 rollouts"):
-        entropy_gradient(
-            Tokens(nothing, nothing),
-            torch.zeros(2, 3, dtype=torch.bool),
-            torch.arange(2),
-        )
+        entropy_gradient(Tokens(nothing, nothing), torch.zeros(2, 3, dtype=torch.bool), torch.arange(2))

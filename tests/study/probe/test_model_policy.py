@@ -35,10 +35,7 @@ def rollouts():
     written[0, 2:4] = False
     written[2] = False
     return Rollouts(
-        [ids(n) for n in PROMPTS],
-        [ids(n) for n in RESPONSES],
-        written,
-        torch.tensor([0, 1, 1, 2]),
+        [ids(n) for n in PROMPTS], [ids(n) for n in RESPONSES], written, torch.tensor([0, 1, 1, 2])
     )
 
 

@@ -6,11 +6,7 @@ import pytest
 import torch
 
 from kit.live_optimizer import optimizer_state
-from verl_credit.study.probe.update import (
-    OptimizerState,
-    ParameterState,
-    adamw_step,
-)
+from verl_credit.study.probe.update import OptimizerState, ParameterState, adamw_step
 
 SHAPES = {"embed": (7, 3), "bias": (5,), "scale": (), "head": (2, 3, 4)}
 

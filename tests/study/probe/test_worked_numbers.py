@@ -8,13 +8,7 @@ import pytest
 import torch
 
 from verl_credit.credit.entropy_change import entropy_change
-from verl_credit.credit.entropy_gradient import (
-    EntropyGradient,
-    Surrogate,
-    Tokens,
-    places,
-    returns_to_go,
-)
+from verl_credit.credit.entropy_gradient import EntropyGradient, Surrogate, Tokens, places, returns_to_go
 from verl_credit.credit.entropy_gradient import predicted as predicted_residuals
 from verl_credit.study.probe.policy import Sampling, log_prob_and_entropy
 from verl_credit.study.probe.prediction import log_log_slope, predict

@@ -7,12 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.each import each
-from verl_credit.turns.rollout.reward.qa import (
-    boxed_match,
-    compute_score,
-    final_answer,
-    number,
-)
+from verl_credit.turns.rollout.reward.qa import boxed_match, compute_score, final_answer, number
 
 TRUTH = {"target": ["1234"], "form": "boxed"}
 
@@ -38,21 +33,7 @@ def test_one_number(text, value):
     assert number(text) == value
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "x",
-        "7 2",
-        "1,23,456",
-        "1/0",
-        "\\frac{1}{0}",
-        "1e5",
-        "--1",
-        ".",
-        "१२",
-    ],
-)
+@pytest.mark.parametrize("text", ["", "x", "7 2", "1,23,456", "1/0", "\\frac{1}{0}", "1e5", "--1", ".", "१२"])
 def test_not_one_number(text):
     assert number(text) is None
 

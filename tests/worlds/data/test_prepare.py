@@ -7,15 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from kit.prepared import (
-    WORKED,
-    asked,
-    assert_law,
-    lines,
-    questions,
-    report,
-    rows_of,
-)
+from kit.prepared import WORKED, asked, assert_law, lines, questions, report, rows_of
 from verl_credit.cli import main
 from verl_credit.worlds.data.catalogue import DATA_SETS
 from verl_credit.worlds.data.prepare import prepare

@@ -58,11 +58,7 @@ def test_what_is_no_action_moves_nothing_and_is_told(tokenizer):
     state = one.now.state
     one.act("jump")
     one.act("left", ended=False)
-    assert [one.now.valid, NO_ACTION in one.segments[2][0], one.segments[3]] == [
-        False,
-        True,
-        ("left", True),
-    ]
+    assert [one.now.valid, NO_ACTION in one.segments[2][0], one.segments[3]] == [False, True, ("left", True)]
     one.act("left")
     assert one.now.valid and one.now.state != state
 

@@ -17,13 +17,7 @@ from verl_credit.worlds.lab.config import config_of, settings_of
 from verl_credit.worlds.lab.demos import Demonstrator
 from verl_credit.worlds.lab.encyclopedia import Question, WorldSize, make_splits, make_world
 from verl_credit.worlds.lab.evaluate import Rollout, open_decisions, right_turns
-from verl_credit.worlds.lab.limits import (
-    MAX_NEW_TOKENS,
-    MOST_HOPS,
-    OBSERVATION,
-    TOP_K,
-    limits_of,
-)
+from verl_credit.worlds.lab.limits import MAX_NEW_TOKENS, MOST_HOPS, OBSERVATION, TOP_K, limits_of
 
 SMALL = WorldSize(people=80, companies=40, towns=40, works=40, train=64, dev=24, test=24)
 HOPS = range(1, MOST_HOPS + 1)

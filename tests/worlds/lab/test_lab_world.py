@@ -7,13 +7,7 @@ import pytest
 
 from verl_credit.turns.rollout.reward.qa import exact_match, extract_answer
 from verl_credit.worlds.lab.demos import Demonstrator, DemoStyle
-from verl_credit.worlds.lab.encyclopedia import (
-    RELATIONS,
-    SPLITS,
-    WorldSize,
-    make_questions,
-    make_world,
-)
+from verl_credit.worlds.lab.encyclopedia import RELATIONS, SPLITS, WorldSize, make_questions, make_world
 from verl_credit.worlds.lab.protocol import GRAMS
 
 SMALL = WorldSize(people=80, companies=40, towns=40, works=40)

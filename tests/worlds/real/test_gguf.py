@@ -89,7 +89,6 @@ def test_half_a_download_and_another_file_are_named_with_what_is_right(file, tmp
 def test_a_package_that_is_not_installed_is_named_with_its_command():
     absent = Package("no-such-weights", "1.0", "x", {}, "weights of nothing")
     with pytest.raises(
-        RealError,
-        match=r"package no-such-weights==1\.0, weights of nothing, is not installed: pip",
+        RealError, match=r"package no-such-weights==1\.0, weights of nothing, is not installed: pip"
     ):
         folder_of(absent)

@@ -9,17 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_credit.config.keys import reads
 from verl_credit.config.keys.algorithm import AUTO, CANONICAL, DETECTORS, SCORERS, Algorithm, TurnJudge
 from verl_credit.config.keys.environment import Environment
-from verl_credit.config.keys.run import (
-    FOLDERS,
-    Doorkey,
-    Evaluation,
-    Faults,
-    Lab,
-    Lineage,
-    Probe,
-    Real,
-    Run,
-)
+from verl_credit.config.keys.run import FOLDERS, Doorkey, Evaluation, Faults, Lab, Lineage, Probe, Real, Run
 from verl_credit.config.keys.search import Search
 from verl_credit.config.keys.section import Key, Section, chosen, keys_of, read_section
 from verl_credit.config.keys.verl import LOSS, VERLS, PolicyLoss
@@ -27,16 +17,8 @@ from verl_credit.config.resolved import data
 
 # The sections are checked in this order.
 OURS: tuple[type[Section], ...] = (
-    Algorithm,
-    PolicyLoss,
-    Search,
-    Environment,
-    Run,
-    Faults,
-    Evaluation,
-    Probe,
-    Lineage,
-)
+    Algorithm, PolicyLoss, Search, Environment, Run, Faults, Evaluation, Probe, Lineage,
+)  # fmt: skip
 
 
 def our_keys() -> list[Key]:

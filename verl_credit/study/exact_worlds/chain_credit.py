@@ -15,12 +15,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from verl_credit.credit import MODES
-from verl_credit.study.exact_worlds.chain_world import (
-    exact_gradient,
-    first_policy,
-    roll,
-    values,
-)
+from verl_credit.study.exact_worlds.chain_world import exact_gradient, first_policy, roll, values
 from verl_credit.study.exact_worlds.fed_credit import FedCredit
 
 LAMS = (0.0, 0.5, 0.8, 1.0)
