@@ -1,7 +1,9 @@
 """A launch in a shell script is read as bash hands it on, or its unknown parts are named; nothing of it has an effect."""
 
 import os
+import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -300,6 +302,33 @@ def test_a_confined_process_is_refused_each_call(call, tmp_path):
     with ours, theirs:
         done = subprocess.run(command, cwd=tmp_path, pass_fds=[theirs.fileno()], capture_output=True)
     assert done.returncode == 7, done.stderr
+
+
+def test_an_open_that_a_signal_interrupts_leaves_the_later_ones_answered(monkeypatch):
+    """Its question is taken back while the parent comes to read it: a child of bash has ended, say."""
+    (ours, theirs), (wait, go), ioctl = socket.socketpair(), os.pipe(), dialog.fcntl.ioctl
+    code = (
+        f"import os, runpy, signal\nsignal.signal(signal.SIGUSR1, lambda *_: os.read({wait}, 1))\n"
+        f"runpy.run_path({dialog.confine.__file__!r})['confine']({theirs.fileno()})\n"
+        "os.open(os.devnull, os.O_RDONLY)\nos.open(os.devnull, os.O_RDONLY)\nos._exit(7)"
+    )
+
+    def interrupted(descriptor, request, *rest):
+        monkeypatch.undo()
+        process.send_signal(signal.SIGUSR1)
+        while select.select([descriptor], [], [], 0)[0]:
+            pass
+        try:
+            return ioctl(descriptor, request, *rest)
+        finally:
+            os.write(go, b"x")
+
+    command = [sys.executable, "-c", code, "", "", shutil.which("bash")]
+    with ours, theirs, subprocess.Popen(command, pass_fds=[theirs.fileno(), wait]) as process:
+        opened = dialog._listener(ours, process)
+        monkeypatch.setattr(dialog.fcntl, "ioctl", interrupted)
+        dialog._serve_opens(opened, follow.Follower(lambda code, count: []))
+    assert process.returncode == 7
 
 
 def _has(process, text):

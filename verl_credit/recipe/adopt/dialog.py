@@ -93,16 +93,18 @@ def _hear(stderr: IO[bytes], notes: list[str]) -> None:
 
 
 def _serve_opens(opened: int, follower: Follower) -> None:
-    """Every file that the group opens for writing is /dev/null. A process that has ended needs no answer."""
-    null = os.open(os.devnull, os.O_RDWR)
-    while True:
+    """Every file that the group opens for writing is /dev/null, until the group has ended.
+
+    A process that has ended needs no answer, and one that a signal interrupts asks again.
+    """
+    null, questions = os.open(os.devnull, os.O_RDWR), select.poll()
+    questions.register(opened, select.POLLIN)
+    while questions.poll()[0][1] & select.POLLIN:
         asked = bytearray(80)
         try:
-            if not select.select([opened], [], [], 1.0)[0]:
-                continue
             fcntl.ioctl(opened, _RECEIVE, asked)
         except OSError:
-            break
+            continue
         number, pid, _, call, _, _, *arguments = struct.unpack("QIIiIQ6Q", asked)
         at = int(call != 2)  # x86-64's open has no folder
         writes = bool(arguments[at + 1] & WRITES)

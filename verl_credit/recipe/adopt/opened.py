@@ -29,7 +29,7 @@ class Files:
         if not path.startswith("/") and (mark := mark_in(event.folder)):
             return mark
         file = _absolute(event, path)
-        if any(f"{file}/".startswith(f"{one}/") or one.startswith(f"{file}/") for one in self._written):
+        if any(f"{file}/".startswith(f"{one}/") or one.startswith(f"{file}/") for one in [*self._written]):
             return self.unknown.mark(f"the script itself makes or changes {file}")
         missing = here and not os.path.lexists(file)
         return self.unknown.mark(f"{file}, which line {event.line} reads, is not here") if missing else ""
