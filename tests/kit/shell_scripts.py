@@ -221,7 +221,7 @@ CONSTRUCTS = [
     "( sleep 1; n=2 ) & n=5",
     "probe & if wait $!; then n=2; fi",
     "probe & { probe && n=2; }",
-    "probe & wait $!; n=$?",
+    "probe & wait -n; n=$?",
     "IFS=,; g=$(nvidia-smi -L | wc -l); f() { n=$1; m=$2; }; f $((g * 2)) 6",
 ]
 KINDS = {
