@@ -34,10 +34,7 @@ def index(
     out: Annotated[Path, Option(help="folder to create")],
     import_: Annotated[
         Path | None,
-        Option(
-            "--import",
-            help="a flat FAISS index of this corpus and encoder, taken over without encoding",
-        ),
+        Option("--import", help="a flat FAISS index of this corpus and encoder, taken over without encoding"),
     ] = None,
     kind: Annotated[Literal[KINDS], Option(help="exact needs no FAISS")] = "flat",
     dtype: Annotated[Literal[tuple(DTYPES)], Option(help="of the stored vectors")] = "fp32",
@@ -54,8 +51,7 @@ def index(
     overwrite: Annotated[bool, Option("--overwrite", help="replace an index or interrupted build")] = False,
     device: Annotated[str, Option(help="torch device of the encoder, or several with commas")] = "cpu",
     encode_dtype: Annotated[
-        Literal["fp32", "bf16", "fp16"],
-        Option(help="in which the encoder computes; bf16 or fp16 on GPUs"),
+        Literal["fp32", "bf16", "fp16"], Option(help="in which the encoder computes; bf16 or fp16 on GPUs")
     ] = "fp32",
     threads: Threads = None,
     **parameters: int | None,

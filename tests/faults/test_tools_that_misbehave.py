@@ -63,12 +63,7 @@ def server():
 
 def tool_of(server, **changes) -> SearchTool:
     """The search tool of a run that searches this server and requires its index."""
-    told = {
-        "url": server.url,
-        "timeout_s": 30,
-        "index_fingerprint": INDEX,
-        **changes,
-    }
+    told = {"url": server.url, "timeout_s": 30, "index_fingerprint": INDEX, **changes}
     chosen = load_config(
         "search_cpu", [*OWN, *(f"search.{name}={value}" for name, value in told.items())]
     ).search

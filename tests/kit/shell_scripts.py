@@ -51,7 +51,16 @@ PROGRAMS = {
     "mkdir": "",
     "srun": EXPORTS.replace("OPTION", "--export").replace("ALONE", ""),
     "sbatch": EXPORTS.replace("OPTION", "--export").replace("ALONE", 'set -- bash "$@"'),
-    "docker": "shift; " + EXPORTS.replace("OPTION", "-e").replace("ALONE", "alone=1; shift"),
+    "docker": '[ "$2" != --entrypoint ] || set -- run "$4" "$3" "${@:5}"; shift; '
+    + EXPORTS.replace("OPTION", "-e").replace("ALONE", "alone=1; shift"),
+    "ssh": 'shift; [ $# -gt 0 ] || set -- bash -s; exec env -i PATH="$PATH" NOTED="$NOTED" GPUS="$GPUS" STATUS="$STATUS" '
+    'bash -c "$*"',
+    "flock": 'shift; [ "$1" != -c ] || exec bash -c "$2"; exec "$@"',
+    "script": 'exec bash -c "$2"',
+    "apptainer": """shift; kept=(PATH="$PATH" NOTED="$NOTED" GPUS="$GPUS" STATUS="$STATUS"); while [[ $1 == -* ]]; do
+    [ "$1" != --cleanenv ] || alone=-i; [ "$1" != --env ] || { kept+=(${2//,/ }); shift; }; shift; done
+shift; exec env $alone "${kept[@]}" "$@\"""",
+    "mywrap": 'exec env -u n m=7 "$@"',
     "parallel": """while [ "$1" != ::: ]; do command+=("$1"); shift; done; shift
 for one in "$@"; do
     [ -n "$command" ] || { bash -c "$one"; continue; }
@@ -206,6 +215,14 @@ CONSTRUCTS = [
     "n=8; source missing.sh; ( n=2 )",
     'probe && {\ns="it\'s $n"\nif probe; then\nn=1\nfi\n}',
     "probe && HOME=/x; n=$HOME",
+    "mkdir -p out/x; n=$_",
+    "echo a b; m=$_; : 7; n=$_",
+    "set -e; [[ $- == *e* ]] && n=2",
+    "( sleep 1; n=2 ) & n=5",
+    "probe & if wait $!; then n=2; fi",
+    "probe & { probe && n=2; }",
+    "probe & wait -n; n=$?",
+    "IFS=,; g=$(nvidia-smi -L | wc -l); f() { n=$1; m=$2; }; f $((g * 2)) 6",
 ]
 KINDS = {
     "words": [
@@ -254,6 +271,28 @@ KINDS = {
         f"env X=1 {LAUNCH}",
         f"nohup {LAUNCH} > log.txt 2>&1 &\nwait",
         f"g=$(nvidia-smi -L | wc -l)\n( {LAUNCH} ) & wait",
+    ],
+    "shells of other programs": [
+        f"{LAUNCH} > >(tee log.txt) 2>&1",
+        f"docker run --entrypoint bash image -c 'python3 -m {MODULE} a.n=${{n:-1}} a.m=$m'",
+        f"ssh host python3 -m {MODULE} a.n='${{n:-1}}' a.m=$m",
+        f"ssh host <<'E'\nn=3\npython3 -m {MODULE} a.n=$n a.m=${{m:-2}}\nE",
+        f"bash -s x <<'E'\nprobe && r=2\npython3 -m {MODULE} a.r=${{r:-0}} a.k=$# a.x=$1\nE",
+        *(
+            f"export n; {by}"
+            for by in (
+                "docker run --entrypoint ./inner.sh image a.z=1",
+                "ssh host ./inner.sh a.z=1",
+                "ssh host bash -s < inner.sh",
+                "flock lock -c './inner.sh a.z=1'",
+                "flock lock ./inner.sh a.z=1",
+                "script -qec 'bash inner.sh a.z=1' log",
+                "apptainer exec --env m=3,s=4 image ./inner.sh",
+                "apptainer exec --cleanenv --env m=3 image bash inner.sh",
+                "mywrap bash inner.sh",
+                "IFS=,; docker run -e m=3 image ./inner.sh",
+            )
+        ),
     ],
     "inner scripts": [
         *(

@@ -20,14 +20,7 @@ from transformers import PreTrainedModel
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 
 from verl_credit.errors import ConfigError, IntegrityError, PreflightError
-from verl_credit.host.step.measured_rows import (
-    Generator,
-    Row,
-    Wanted,
-    check_replayed,
-    reaches,
-    trajectory_of,
-)
+from verl_credit.host.step.measured_rows import Generator, Row, Wanted, check_replayed, reaches, trajectory_of
 from verl_credit.host.step.trainer import CreditTrainer
 from verl_credit.names import MEASURE_MODE
 from verl_credit.records.run import events

@@ -54,15 +54,8 @@ REFUSED = {
 }
 """Families that no keys make exact."""
 NOT_DECODED = (
-    "deepseek_v4",
-    "doge",
-    "falcon_h1",
-    "glm_moe_dsa",
-    "minimax",
-    "nemotron_h",
-    "olmo_hybrid",
-    "zamba2",
-)
+    "deepseek_v4", "doge", "falcon_h1", "glm_moe_dsa", "minimax", "nemotron_h", "olmo_hybrid", "zamba2",
+)  # fmt: skip
 """`rollout.name=hf` decodes every other family by its own masks and layers, and proves it at the start."""
 
 DROPOUTS = {"seed_oss": {"attention_dropout": 0.1, "residual_dropout": 0.1}}

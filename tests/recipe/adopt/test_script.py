@@ -1,7 +1,9 @@
 """A launch in a shell script is read as bash hands it on, or its unknown parts are named; nothing of it has an effect."""
 
 import os
+import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -76,12 +78,12 @@ def test_a_function_in_the_background_may_start_after_the_next_command_of_the_sc
     follower, call = follow.Follower(ask), "run $(probe | wc -l)"
     follower.start("script", "run.sh", "")
     for pid, functions, text in [
-        ("script", "", call),
-        ("shell of probe", "", "probe"),
-        ("script", "", "wait"),
-        ("shell of run", "run main", call),
+        ("script", [], call),
+        ("shell of probe", [], "probe"),
+        ("script", [], "wait"),
+        ("shell of run", ["run", "main"], call),
     ]:
-        follower.event(pid, "1", "run.sh", functions, "/", text)
+        follower.event(pid, "1", "run.sh", "/", text, *functions)
     assert sent[-1].startswith('set -- "${@/*/\x02')
 
 
@@ -132,6 +134,12 @@ def test_what_only_a_run_would_know_is_named_by_its_key_and_its_line(read):
         ("python -u train.py a=1 algorithm.gamma=1", "train.py"),
         (f"if true; then\n  PYTHONUNBUFFERED=1 python -m {FULLY_ASYNC} a=1\nfi", FULLY_ASYNC),
         (f"python -m {MAIN} a=1 &> log &", MAIN),
+        (f"python -um {MAIN} a=1", MAIN),
+        (f"python -m{MAIN} a=1", MAIN),
+        (f"accelerate launch --module --num_processes 8 {MAIN} a=1", MAIN),
+        (f"python -m torch.distributed.run --nproc 8 -m {MAIN} a=1 algorithm.gamma=1", MAIN),
+        (f"\\time -p python -m {MAIN} a=1", MAIN),
+        (f"exec -a x python -m {MAIN} a=1", MAIN),
         (f"(cd there && exec python -m {MAIN} a=1)", MAIN),
         (f'srun -N 1 docker run image bash -lc "cd /x && python -m {MAIN} a=1"', MAIN),
     ],
@@ -149,6 +157,13 @@ def test_the_launch_is_found_wherever_it_stands(text, entry, read):
         ("srun --export=ALL,LR=2 bash inner.sh", 2),
         ("conda run -n v env LR=2 sh -c 'LAUNCH a.n=${LR:-1}'", 2),
         ("env -i bash inner.sh", 1),
+        ("SLURM_EXPORT_ENV=NONE srun bash inner.sh", 1),
+        ("SBATCH_EXPORT=NONE sbatch inner.sh", 1),
+        ("sbatch in.sbatch", 3),
+        ("sbatch --export=ALL in.sbatch", 5),
+        ("bash in.sbatch", 5),
+        ("APPTAINERENV_LR=2 apptainer exec image bash inner.sh", 2),
+        ("LR=(2); docker run -e LR=3 i bash inner.sh", 3),
         ("env -u LR bash inner.sh", 1),
         *(
             (f"{name} 'LAUNCH a.n=${{LR:-1}}'", 1)
@@ -159,8 +174,33 @@ def test_the_launch_is_found_wherever_it_stands(text, entry, read):
 def test_an_inner_shell_has_the_variables_that_its_program_hands_on(text, value, read, tmp_path):
     launch = f"python3 -m {MAIN}"
     (tmp_path / "inner.sh").write_text(f"{launch} a.n=${{LR:-1}}\n")
+    (tmp_path / "in.sbatch").write_text(f"#!/bin/bash\n#SBATCH --export=NONE,LR=3\n{launch} a.n=${{LR:-1}}\n")
     found = read("export LR=5\n" + text.replace("LAUNCH", launch))
     assert (found.arguments, found.unknown) == ([f"a.n={value}"], {})
+
+
+@pytest.mark.parametrize(
+    "directive, values",
+    [
+        ("#SBATCH --export=NONE", "1 1"),
+        ("#SBATCH -N 1 --export=ALL,LR=3", "3 6"),
+        ("#SBATCH --export LR", "5 1"),
+        ("echo\n#SBATCH --export=NONE", "5 6"),
+    ],
+)
+def test_a_batch_script_gets_the_variables_that_its_directive_names(directive, values, read):
+    text = f'#!/bin/bash\n#SBATCH -J x\n{directive}\npython3 -m {MAIN} "a.n=${{LR:-1}} ${{M:-1}}"'
+    launch = read(text, LR="5", M="6")
+    assert launch.arguments == [f"a.n={values}"]
+    assert [note for note in launch.notes if "line 3: sbatch" in note] or "echo" in directive
+
+
+def test_launches_in_the_background_have_the_scripts_order(tmp_path, read):
+    with pytest.raises(ConfigError) as caught:
+        read(f"for n in 1 2 3 4 5 6; do python3 -m {MAIN} a.n=$n & done; wait")
+    assert [str(caught.value).index(f"a.n={n}") for n in range(1, 7)] == sorted(
+        str(caught.value).index(f"a.n={n}") for n in range(1, 7)
+    )
 
 
 @pytest.mark.parametrize(
@@ -302,6 +342,33 @@ def test_a_confined_process_is_refused_each_call(call, tmp_path):
     assert done.returncode == 7, done.stderr
 
 
+def test_an_open_that_a_signal_interrupts_leaves_the_later_ones_answered(monkeypatch):
+    """Its question is taken back while the parent comes to read it: a child of bash has ended, say."""
+    (ours, theirs), (wait, go), ioctl = socket.socketpair(), os.pipe(), dialog.fcntl.ioctl
+    code = (
+        f"import os, runpy, signal\nsignal.signal(signal.SIGUSR1, lambda *_: os.read({wait}, 1))\n"
+        f"runpy.run_path({dialog.confine.__file__!r})['confine']({theirs.fileno()})\n"
+        "os.open(os.devnull, os.O_RDONLY)\nos.open(os.devnull, os.O_RDONLY)\nos._exit(7)"
+    )
+
+    def interrupted(descriptor, request, *rest):
+        monkeypatch.undo()
+        process.send_signal(signal.SIGUSR1)
+        while select.select([descriptor], [], [], 0)[0]:
+            pass
+        try:
+            return ioctl(descriptor, request, *rest)
+        finally:
+            os.write(go, b"x")
+
+    command = [sys.executable, "-c", code, "", "", shutil.which("bash")]
+    with ours, theirs, subprocess.Popen(command, pass_fds=[theirs.fileno(), wait]) as process:
+        opened = dialog._listener(ours, process)
+        monkeypatch.setattr(dialog.fcntl, "ioctl", interrupted)
+        dialog._serve_opens(opened, follow.Follower(lambda code, count: []))
+    assert process.returncode == 7
+
+
 def _has(process, text):
     with suppress(psutil.Error):
         return text in map("=".join, process.environ().items())
@@ -320,6 +387,37 @@ def _has(process, text):
         ("trap 'echo bye; n=4' EXIT INT TERM; n=3; LAUNCH a.n=$n", ["a.n=3"], {}),
         ("trap 'n=4' ERR; n=3; LAUNCH a.n=$n", [], {"a.n=?": "the trap of line 1"}),
         ("n=; f() { [ $1 = 0 ] || { n=$n$1; f $(($1 - 1)); }; }; f 3; LAUNCH a.n=$n", ["a.n=321"], {}),
+        (
+            "n=$(nproc); LAUNCH a.n=$n a.m=$HOSTNAME a.x=$(uname -s)",
+            ["a.x=Linux"],
+            {"a.n=?": "nproc", "a.m=?": "HOSTNAME"},
+        ),
+        (
+            "[ -e /dev/nvidia0 ] && n=2; m=$(grep -c x /proc/cpuinfo); LAUNCH a.n=$n a.m=$m",
+            [],
+            {"a.n=?": "/dev/nvidia0", "a.m=?": "/proc/cpuinfo"},
+        ),
+        (
+            "ulimit -n 9 && n=2; m=$(ulimit -n); LAUNCH a.n=$n a.m=$m",
+            [],
+            {"a.n=?": "how ulimit", "a.m=?": "what ulimit"},
+        ),
+        (
+            "printf -v n '%(%Y)T'; m=$(printf '%(%Y)T'); LAUNCH a.n=$n a.m=$m",
+            [],
+            {"a.n=?": "a time", "a.m=?": "a time"},
+        ),
+        (
+            "[ -t 1 ] && n=2; m=$(sort -R x); LAUNCH a.n=$n a.m=$m",
+            [],
+            {"a.n=?": "a terminal", "a.m=?": "output of sort"},
+        ),
+        (
+            "export n=2; myrun bash -c 'x=3; LAUNCH a.n=$n a.x=$x'",
+            ["a.x=3"],
+            {"a.n=?": "line 1 starts a shell by myrun"},
+        ),
+        ("export n=2; tmux send-keys 'LAUNCH a.n=$n' C-m", [], {"a.n=?": "line 1 starts a shell by tmux"}),
         ("n='\udcff'; m=3; LAUNCH a.n=$n a.m=$m", ["a.m=3"], {"a.n=\udcff": "not UTF-8"}),
     ],
 )

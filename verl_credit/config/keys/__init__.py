@@ -17,16 +17,8 @@ from verl_credit.config.resolved import data
 
 # The sections are checked in this order.
 OURS: tuple[type[Section], ...] = (
-    Algorithm,
-    PolicyLoss,
-    Search,
-    Environment,
-    Run,
-    Faults,
-    Evaluation,
-    Probe,
-    Lineage,
-)
+    Algorithm, PolicyLoss, Search, Environment, Run, Faults, Evaluation, Probe, Lineage,
+)  # fmt: skip
 
 
 def our_keys() -> list[Key]:

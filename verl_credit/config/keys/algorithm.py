@@ -228,8 +228,7 @@ class Algorithm(Section):
     ] = 1.0
     """Discount of later turns' rewards."""
     lam: Annotated[
-        Share | Literal["auto"],
-        When(lambda s: s.turn_estimator and "lam" in s.algorithm.turn_mode.options),
+        Share | Literal["auto"], When(lambda s: s.turn_estimator and "lam" in s.algorithm.turn_mode.options)
     ] = AUTO
     """Weight of later turns' changes of value (turn_gae): 0 the turn's own alone, 1 the return minus the value. auto: 1, or
     what fits the values that info_gain_norm_mode=auto chose."""

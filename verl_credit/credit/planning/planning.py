@@ -13,25 +13,10 @@ from verl_credit.credit.planning.token_text import BARRIER, Decode, policy_texts
 from verl_credit.lazy import torch
 
 STRATEGIC_GRAMS = (
-    "wait let me",
-    "let me think",
-    "on second thought",
-    "let me check",
-    "let me verify",
-    "is this right",
-    "double check",
-    "try another approach",
-    "go back and",
-    "start over",
-    "that's not right",
-    "that doesn't work",
-    "another way to",
-    "or we could",
-    "what if we",
-    "notice that",
-    "the key is",
-    "the key insight",
-)
+    "wait let me", "let me think", "on second thought", "let me check", "let me verify", "is this right", "double check",
+    "try another approach", "go back and", "start over", "that's not right", "that doesn't work", "another way to",
+    "or we could", "what if we", "notice that", "the key is", "the key insight",
+)  # fmt: skip
 _APOSTROPHES = frozenset("'’‘‛ʼʻʹ`´′＇ꞌ")  # noqa: RUF001 - some of these are letters to Unicode
 _KEY = "algorithm.strategic_grams"
 

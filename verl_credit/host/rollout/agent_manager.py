@@ -18,12 +18,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 
 from verl_credit.errors import IntegrityError
 from verl_credit.host.registry import register_parts, registered_names
-from verl_credit.host.rollout.engine_client import (
-    apply_sampling_mode,
-    fill_versions,
-    row_client,
-    seed_parts,
-)
+from verl_credit.host.rollout.engine_client import apply_sampling_mode, fill_versions, row_client, seed_parts
 from verl_credit.names import ROLLOUT_NAME, ROW_RECORD, SCORES, TURN_IDS, TURN_REWARDS
 from verl_credit.turns.rollout.book import RowRecord, turn_ids_of, turns_of_mask
 from verl_credit.turns.rollout.thoughts import TurnReader

@@ -15,14 +15,7 @@ from verl_credit.names import ROLLOUT_NAME
 from verl_credit.recipe.step_size import twice
 from verl_credit.records.run import events
 from verl_credit.records.run.alarms import Watch
-from verl_credit.records.run.files import (
-    METRICS,
-    VALIDATION,
-    VALUES,
-    append_json,
-    read_json_lines,
-    rewind,
-)
+from verl_credit.records.run.files import METRICS, VALIDATION, VALUES, append_json, read_json_lines, rewind
 from verl_credit.records.run.resume import delete_old
 from verl_credit.records.run.state import TimeLimit, describe_resume, resumed_folder, save_state
 from verl_credit.turns.step.step import SEPA, TURN_VALUES, StepHost

@@ -15,11 +15,7 @@ from verl.utils import tensordict_utils as tu
 from verl_credit.config.fit import reference_in_actor, tokens_per_micro_batch
 from verl_credit.host.step import store
 from verl_credit.host.step.estimator import bring_turns
-from verl_credit.names import (
-    BRANCH_LOG_PROBS,
-    BRANCHES,
-    SCORE_BRANCHES,
-)
+from verl_credit.names import BRANCH_LOG_PROBS, BRANCHES, SCORE_BRANCHES
 from verl_credit.records.run import events
 from verl_credit.turns.rollout.book import TurnBatch
 from verl_credit.turns.score.scorers import ScoreRow

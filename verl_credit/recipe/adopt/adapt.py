@@ -102,11 +102,8 @@ def fit_to_turns(
     mode = adoption.given.get(MODE, "").replace("auto", mode)
     population = mode in MODES and MODES[mode].options.get("ddof") == 0 and DDOF not in adoption.given
     if population and given.get(ESTIMATOR) in ("grpo", "grpo_vectorized"):
-        adoption.put(
-            DDOF,
-            1,
-            "verl's grpo divides outcomes by the sample's std, and now the mode divides its gains so, too",
-        )
+        why = "verl's grpo divides outcomes by the sample's std, and now the mode divides its gains so, too"
+        adoption.put(DDOF, 1, why)
     if (name := adoption.given.get(ENGINE)) and (untried := engine_named(name).untried):
         adoption.notes.append(f"{ENGINE}={name}: {untried}")
     _reward(adoption, many)
@@ -142,12 +139,8 @@ def _fully_async(adoption: Adoption, given: Mapping[str, str]) -> None:
     if total and not adoption.known(BATCH):
         adoption.lose(STEPS, f"{TOTAL}={total} counts prompts, and {BATCH} is not known", (STEPS,))
     elif total:
-        adoption.put(
-            STEPS,
-            max(whole(TOTAL, total) // max(batch, 1), 1),
-            "steps of a batch each",
-            old=f"{TOTAL}={total}",
-        )
+        steps = max(whole(TOTAL, total) // max(batch, 1), 1)
+        adoption.put(STEPS, steps, "steps of a batch each", old=f"{TOTAL}={total}")
     if (stale := given.get(STALE)) and AHEAD not in adoption.chosen:
         adoption.put(AHEAD, stale, "the share of a batch by which rollouts run ahead", old=f"{STALE}={stale}")
     counted = (UPDATES, AT_ONCE, TOTAL, STALE)
@@ -275,11 +268,8 @@ def _loop(adoption: Adoption) -> bool:
             adoption.put(MAX_STEPS, turns, "turns of a rollout", old=f"{MOST}={turns}")
         return True
     if tools and not searches:
-        adoption.put(
-            DEFAULT,
-            TURN_AGENT,
-            f"it calls the tools of {tools[0].rpartition('.')[2]} and says which turn is whose",
-        )
+        why = f"it calls the tools of {tools[0].rpartition('.')[2]} and says which turn is whose"
+        adoption.put(DEFAULT, TURN_AGENT, why)
         adoption.notes.append(
             f"{tools[0]}: the classes that it names have to be importable; the package of verl 0.9.1 has no tool classes"
         )
@@ -328,18 +318,12 @@ def _reward(adoption: Adoption, many: bool) -> None:
     name = adoption.given.get(f"{MANAGER}.name")
     own = adoption.given.get(f"{MANAGER}.source", "register") != "register"
     if name and not own and (name not in MANAGERS or (many and name not in HAND_ON)):
-        why = (
-            "it does not hand the loop's record to the reward function"
-            if name in MANAGERS
-            else "verl 0.9.1 has none"
-        )
+        handed = "it does not hand the loop's record to the reward function"
+        why = handed if name in MANAGERS else "verl 0.9.1 has none"
         adoption.put(f"{MANAGER}.name", "naive", why, old=f"{MANAGER}.name={name}")
         if name not in MANAGERS:
-            adoption.lose(
-                f"{MANAGER}.name",
-                f"{name}: verl 0.9.1 has no such manager",
-                {*REWARD_KEYS} - {f"{MANAGER}.name"},
-            )
+            key = f"{MANAGER}.name"
+            adoption.lose(key, f"{name}: verl 0.9.1 has no such manager", {*REWARD_KEYS} - {key})
     if not own and adoption.given.get(f"{MANAGER}.name", "naive") != "dapo":
         for key in [key for key in adoption.given if key.startswith("reward.reward_kwargs.")]:
             text, penalty = adoption.given[key], key.startswith(OVERLONG_SECTION)
@@ -386,12 +370,8 @@ def _batches(adoption: Adoption, named: Set[str]) -> None:
             rows = max(int(text) // devices, 1)
             adoption.put(now, rows, f"rows of one GPU, of {devices}", old=shown(key, text))
         else:
-            adoption.put(
-                now,
-                1,
-                "the number of GPUs is not known, and one row is always possible",
-                old=shown(key, text),
-            )
+            why = "the number of GPUs is not known, and one row is always possible"
+            adoption.put(now, 1, why, old=shown(key, text))
 
 
 def _budgets(adoption: Adoption, many: bool) -> None:
@@ -407,13 +387,8 @@ def _budgets(adoption: Adoption, many: bool) -> None:
     answers = turns * ANSWERS if many else 0
     _budget(adoption, UPDATE, adoption.number(UPDATE, 16384), row, "the longest row")
     update = adoption.number(UPDATE, 16384)
-    _budget(
-        adoption,
-        LOG_PROB,
-        adoption.number(LOG_PROB, update),
-        row + answers,
-        "the longest row and the answers scored after it",
-    )
+    budget, scored = adoption.number(LOG_PROB, update), "the longest row and the answers scored after it"
+    _budget(adoption, LOG_PROB, budget, row + answers, scored)
     if adoption.is_on(f"{ACTOR}.use_kl_loss") and adoption.is_on(f"{REF}.log_prob_use_dynamic_bsz", True):
         _budget(adoption, REFERENCE, adoption.number(REFERENCE, update), row, "the longest row")
 

@@ -24,6 +24,9 @@ _KEY = re.compile(rf"[+~]*({NAME}(?:\.\w[\w-]*)+)=")
 _LAUNCH = re.compile(r"main_\w*ppo|main_dapo|fully_async_main")
 _FUNCTION = re.compile(r"\s*function (\S+) \(\)\s*")
 _LOOP = re.compile(r"\s*(?:for|while|until|select)\b")
+_BACKGROUND = re.compile(r" & (?=(?:if|while|until|for|select|case)\b|[{(] ?$)")
+"""bash lists what follows a command in the background in the same line."""
+_HEREDOC = re.compile(r"<<(-?)\s*['\"\\]?(\w+)")
 _ENDS = re.compile(r"(?:fi|done|esac|\}|\))")
 
 
@@ -58,7 +61,9 @@ class Blocks:
 
     def add(self, listing: str) -> None:
         first = len(self.lines)
-        self.lines += _logical(listing)
+        for line in _logical(listing):
+            indent, (*background, rest) = " " * _indent(line), _BACKGROUND.split(line.strip())
+            self.lines += [f"{indent}{one} &" for one in background] + [indent + rest]
         for n in range(first, len(self.lines)):
             if (match := _FUNCTION.fullmatch(self.lines[n])) and n + 1 < len(self.lines):
                 self.functions[match[1]] = (n, self._end(n + 1))
@@ -67,9 +72,8 @@ class Blocks:
     def decided(self, command: str) -> Decided | None:
         """What is decided by the status of the command, or by a name of a function; None where nothing is."""
         wanted = re.compile(rf"(?<![\w./-]){re.escape(one_line(command))}(?![\w./-])")
-        regions = [
-            range(n, self._end(n) + 1) for n, line in enumerate(self.lines) if self._decides(line, wanted)
-        ]
+        decide = (n for n, line in enumerate(self.lines) if self._decides(line, wanted))
+        regions = [range(n, self._end(n) + 1) for n in decide]
         regions += [
             range(last, self._end(last) + 1)
             for n, line in enumerate(self.lines)
@@ -132,11 +136,8 @@ class Blocks:
         text = "\n".join(self.lines[n] for n in region)
         around = []
         if re.search(r"\b(?:break|continue)\b", text):
-            around += [
-                n
-                for n in range(region[0], -1, -1)
-                if _LOOP.match(self.lines[n]) and region[0] in range(n, self._end(n) + 1)
-            ]
+            loops = (n for n in range(region[0], -1, -1) if _LOOP.match(self.lines[n]))
+            around += [n for n in loops if region[0] in range(n, self._end(n) + 1)]
         if re.search(r"\breturn\b", text):
             around += [start for start, end in self.functions.values() if start < region[0] <= end]
         starts = [region[0], *around]
@@ -173,16 +174,11 @@ def _logical(listing: str) -> list[str]:
     while at < len(listing):
         if listing[at] == "\n":
             lines.append(listing[start:at])
-            heredoc = (
-                re.search(r"<<(-?)\s*['\"\\]?(\w+)", lines[-1])
-                if "((" not in lines[-1] and "<<<" not in lines[-1]
-                else None
-            )
+            heredoc = None if re.search(r"\(\(|<<<", lines[-1]) else _HEREDOC.search(lines[-1])
             at = start = at + 1
             if heredoc:
-                end = re.compile(
-                    rf"^{chr(9) + '*' if heredoc[1] else ''}{re.escape(heredoc[2])}$\n?", re.MULTILINE
-                )
+                tabs = "\t*" if heredoc[1] else ""
+                end = re.compile(rf"^{tabs}{re.escape(heredoc[2])}$\n?", re.MULTILINE)
                 at = start = match.end() if (match := end.search(listing, at)) else len(listing)
         elif listing[at] in "'\"`\\" or listing.startswith(("$(", "${", "$'", "$["), at):
             at = end_of(listing, at)

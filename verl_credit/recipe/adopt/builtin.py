@@ -11,6 +11,7 @@ from verl_credit.recipe.adopt.opened import Files, read_names
 from verl_credit.recipe.adopt.unknown import GO, SKIP, Event, Unknown
 from verl_credit.recipe.adopt.words import READS, has_command, one_line
 
+_TIME = re.compile(r"%[-\d.]*\(.*?\)T", re.DOTALL)
 _EXPECTED = ("errexit", "nounset", "xtrace", "functrace", "noexec")
 
 
@@ -31,10 +32,9 @@ class Builtins:
             names = self.unknown.blocks.sets("; ".join(self.unknown.expanded(rest)))
             self.unknown.pin(names, self.unknown.mark(f"the trap of line {event.line} may set it"))
             return [SKIP]
-        if name in ("enable", "kill", "suspend", "bind"):
-            return [SKIP]
         if name == "exec":
-            return ['exec() { "$@"; builtin exit; }' if rest else "unset -f exec", GO]
+            replaces = 'exec() { [[ $1 != -a ]] || builtin shift 2; "$@"; builtin exit; }'
+            return [replaces if rest else "unset -f exec", GO]
         if name == "set" and rest and rest[0][0] in "-+" and rest[0] != "--":
             return _set(rest)
         if name in ("cd", "pushd", "popd"):
@@ -46,9 +46,13 @@ class Builtins:
         if name == "unset":
             self.unknown.sets(event, rest)
         if name == "eval" and mark:
-            self.unknown.lose(
-                f"line {event.line} evaluates a text that is not known: {self.unknown.mark.why(mark)}"
-            )
+            why = self.unknown.mark.why(mark)
+            self.unknown.lose(f"line {event.line} evaluates a text that is not known: {why}")
+            return [SKIP]
+        if name in ("ulimit", "kill") or (name == "wait" and rest):
+            ended = self.unknown.mark(f"how {name} ends (line {event.line}) depends on the run")
+            self.unknown.decide(event, mark or ended)
+        if name in ("enable", "kill", "suspend", "bind"):
             return [SKIP]
         if name in ("pwd", "dirs"):
             mark = mark_in(event.folder)
@@ -56,6 +60,12 @@ class Builtins:
             name == "command" and rest and re.match("-[vV]", rest[0])
         ):
             mark = mark or self.unknown.mark("whether a program is there depends on the machine")
+        elif name in ("jobs", "times", "ulimit") or (name in ("set", "trap") and rest in ([], ["-p"])):
+            if name == "ulimit" and re.search(r" (\d|unl)", event.text):
+                return [GO]
+            mark = mark or self.unknown.mark(f"what {name} prints (line {event.line}) depends on the run")
+        elif name == "printf" and _TIME.search(event.text):
+            mark = mark or self.unknown.mark(f"printf (line {event.line}) prints a time")
         elif not event.spans:
             mark = ""
         return self.unknown.prints(event, mark) if mark else [GO]
@@ -81,9 +91,8 @@ class Builtins:
             self.unknown.blocks.add(listing)
             return [GO]
         self.unknown.lose(f"line {event.line} sources {path or raw}, which is not known, and may set it")
-        self.notes.append(
-            f"line {event.line} sources {path or raw}, which is not here; what it sets is not known"
-        )
+        known = "which is not here; what it sets is not known"
+        self.notes.append(f"line {event.line} sources {path or raw}, {known}")
         return [SKIP]
 
     def _read(self, event: Event, rest: list[str]) -> list[str]:
@@ -91,9 +100,10 @@ class Builtins:
         names = rest[1:2] if prints else read_names(event)
         self.unknown.sets(event, names)
         fed = re.search(r"<<|<\s*[\w.$\"'/{]", event.text) and not re.search(r"<\s*<\(", event.text)
-        if not event.unknown and (prints or fed):
+        if not event.unknown and (fed or (prints and not _TIME.search(event.text))):
             return [GO]
-        mark = event.unknown or self.unknown.mark(f"line {event.line} reads it from the input")
+        from_where = "prints a time" if prints else "reads it from the input"
+        mark = event.unknown or self.unknown.mark(f"line {event.line} {from_where}")
         self.unknown.decide(event, mark)
         self.unknown.pin(names, mark)
         once = prints or self.unknown.seen(event) == 1  # a loop that reads goes round once

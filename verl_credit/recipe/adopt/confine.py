@@ -25,7 +25,7 @@ import sys
 CONTENTS = ("awk", "cat", "cut", "grep", "head", "sed", "sort", "tail", "tr", "uniq", "wc")
 """Programs that read files."""
 READERS = (
-    *CONTENTS, "basename", "dirname", "expr", "id", "ls", "nproc", "readlink", "realpath", "seq", "uname", "whoami",
+    *CONTENTS, "basename", "dirname", "expr", "id", "ls", "readlink", "realpath", "seq", "uname", "whoami",
 )  # fmt: skip
 """Programs that only read, and whose output is what it would be in the launch."""
 MEMORY = 2**31
@@ -57,9 +57,7 @@ def confine(channel: int) -> None:
     """Confines this process and its children for good, and sends the parent the descriptor of their opens for writing."""
     libc, machine = ctypes.CDLL(None, use_errno=True), platform.machine()
     if machine not in _ARCHITECTURE:
-        raise OSError(
-            f"bash is confined on {' and '.join(_ARCHITECTURE)} only, and this machine is {machine}"
-        )
+        raise OSError(f"bash is confined on {' and '.join(_ARCHITECTURE)}, and this machine is {machine}")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
@@ -104,9 +102,8 @@ def _seccomp(libc: ctypes.CDLL, machine: str, channel: int) -> None:
     filters.append((give, 0, 0, _ALLOW))
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in filters))
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(filters), ctypes.addressof(code)))
-    listener = _called(
-        libc, "this kernel refuses the filter of system calls", _SECCOMP[machine], 1, 8, program
-    )
+    why = "this kernel refuses the filter of system calls"
+    listener = _called(libc, why, _SECCOMP[machine], 1, 8, program)
     with socket.socket(fileno=channel) as parent:
         parent.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [listener]))])
     os.close(listener)

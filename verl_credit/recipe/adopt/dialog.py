@@ -22,13 +22,12 @@ from typing import IO
 from verl_credit.recipe.adopt import confine
 from verl_credit.recipe.adopt.confine import WRITES
 from verl_credit.recipe.adopt.follow import Follower
+from verl_credit.recipe.adopt.opened import OWN
 
 HERE = Path(__file__).parent
 QUESTIONS, ANSWERS, TAKE, GIVE = 201, 202, 203, 204
 PATIENCE = 0.5
 _RECEIVE, _GO_ON, _ADD = 0xC0502100, 0xC0182101, 0x40182103
-_SYSTEM = ("/dev/", "/proc/", "/sys/", "/usr/", "/lib", "/etc/ld.so")
-"""Files of the machine, which programs open without a word of the script."""
 _STREAMS = ("/dev/std", "/dev/fd/", "/proc/self/fd/")
 
 
@@ -93,22 +92,24 @@ def _hear(stderr: IO[bytes], notes: list[str]) -> None:
 
 
 def _serve_opens(opened: int, follower: Follower) -> None:
-    """Every file that the group opens for writing is /dev/null. A process that has ended needs no answer."""
-    null = os.open(os.devnull, os.O_RDWR)
-    while True:
+    """Every file that the group opens for writing is /dev/null, until the group has ended.
+
+    A process that has ended needs no answer, and one that a signal interrupts asks again.
+    """
+    null, questions = os.open(os.devnull, os.O_RDWR), select.poll()
+    questions.register(opened, select.POLLIN)
+    while questions.poll()[0][1] & select.POLLIN:
         asked = bytearray(80)
         try:
-            if not select.select([opened], [], [], 1.0)[0]:
-                continue
             fcntl.ioctl(opened, _RECEIVE, asked)
         except OSError:
-            break
+            continue
         number, pid, _, call, _, _, *arguments = struct.unpack("QIIiIQ6Q", asked)
         at = int(call != 2)  # x86-64's open has no folder
         writes = bool(arguments[at + 1] & WRITES)
         with suppress(OSError):
             path = _text_at(pid, arguments[at])
-            if not path.startswith(_SYSTEM):
+            if not OWN.match(path):
                 follower.files.opens(pid, path, writes)
             if not writes or path.startswith(_STREAMS):  # Landlock decides
                 fcntl.ioctl(opened, _GO_ON, struct.pack("QqiI", number, 0, 0, 1))

@@ -11,7 +11,7 @@ _VERLS_KEY = re.compile(r"[+~]*(actor_rollout_ref|algorithm)\.[\w.]+=")
 _OTHER_WORK = re.compile(r"sft|generat|eval")
 
 
-def is_launch(module: str, arguments: Sequence[str]) -> bool:
+def is_launch(module: str, arguments: Sequence[str] = ()) -> bool:
     """Is it a trainer's entry point by its name, or a program that gets keys of verl's policy or algorithm?"""
     if _ENTRY.search(module):
         return True

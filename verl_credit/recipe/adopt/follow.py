@@ -11,14 +11,16 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from verl_credit.recipe.adopt.builtin import Builtins
 from verl_credit.recipe.adopt.confine import CONTENTS, READERS
-from verl_credit.recipe.adopt.inner_environment import file_of
+from verl_credit.recipe.adopt.inner_environment import EXPORTS, directive_of
 from verl_credit.recipe.adopt.input_words import with_input
-from verl_credit.recipe.adopt.marks import MARK
+from verl_credit.recipe.adopt.marks import MARK, Reason
 from verl_credit.recipe.adopt.opened import Files, parent
-from verl_credit.recipe.adopt.programs import PYTHON, SILENT, Program, is_script, shell_in
+from verl_credit.recipe.adopt.programs import PYTHON, SILENT, Program, doubt_of, is_script, shell_in
+from verl_credit.recipe.adopt.spelled import spelled
 from verl_credit.recipe.adopt.unknown import CHANGES, GLOB, GO, SKIP, Event, Unknown, marked
 from verl_credit.recipe.adopt.words import (
     ASSIGNS,
@@ -38,6 +40,11 @@ MOST = 500
 """Programs of a script whose shells are followed; a script that starts more is a loop."""
 _PLAIN = re.compile(r"[\w./:+@%,~\[-]+")
 _KEYED = re.compile(r"[\w.+~@/-]+=")
+_DIFFERS = re.compile(
+    r"(?s)uname .*-\w*[anrvmpi]|awk .*((rand|time|system) ?\(|getline)|sort .*-(\w*R|-.*random)"
+)
+"""A program that reads, and whose output is another one on another machine, or each time."""
+HOST = Reason("HOSTNAME is another one where the launch runs", variable="HOSTNAME")
 _COMPUTED = re.compile(r"\$(\(\(|\[).*(\$\((?!\()|`)", re.DOTALL)
 """Arithmetic with a program's output, which is an error for bash where the output is a mark."""
 _COMPARED = re.compile(
@@ -58,7 +65,7 @@ class Follower:
         self.notes: list[str] = []
         self.builtins = Builtins(self.unknown, self.files, self.notes)
         self._mark = self.unknown.mark
-        self._started: list[tuple[Event, list[str]]] = []
+        self._started: list[tuple[Event, list[str] | None]] = []
         self._stubs: set[str] = set()
         self._entering: dict[str, tuple[str, list[str]]] = {}
         self._line = 0
@@ -67,19 +74,20 @@ class Follower:
         """A shell starts with a script."""
         self.unknown.shells.add(pid)
         self.unknown.blocks.add(listing)
-        return f"unset {' '.join(CHANGES)}"
+        host = f"[[ ${{HOSTNAME@a}} == *x* ]] || {marked('HOSTNAME', self._mark(HOST))}"
+        return f"unset {' '.join(CHANGES)}; {host}"
 
     def program(self, pid: str, mark: str, order: str, *given: str) -> str:
         """A program of the script, with the words that bash made. Returns what happens in its place."""
         event, known = self._started[int(order)]
         output = f"a program's output is in line {event.line}"
-        words, left, made = [*given], Counter(known), sum(has_command(one.text) for one in event.words)
+        words, left, made = [*given], Counter(known or ()), sum(has_command(one.text) for one in event.words)
         why = {word: self.unknown.hollow[word] for word in given if word in self.unknown.hollow}
         for n, word in enumerate(given):
             left[word] -= 1
             if MARK.search(word):
                 why[word] = self._mark.why(word)
-            elif event.mark and left[word] < 0:
+            elif event.mark and known is not None and left[word] < 0:
                 words[n] = word.partition("=")[0] + f"={event.mark}" if "=" in word else event.mark
                 why[words[n]] = self._mark.why(event.mark) if made == 1 else output
             elif "\udc80" <= max(word, default="") <= "\udcff":
@@ -87,27 +95,32 @@ class Follower:
         mark_read = self._mark(f"{os.path.basename(given[0])} of line {event.line} makes it of what it reads")
         words = with_input(words, mark_read)
         self.unknown.several.add(mark_read)
+        spaced = any(" " in word for word in {*words} - {*given})
+        words = spelled(words)
+        scripts = [word for word in words if is_script(word, event.folder)]
+        if (name := next((one for one in words if one in EXPORTS), "")) and "--export" not in " ".join(words):
+            batch = next((_text(event.folder, one) for one in scripts if name == "sbatch"), "")
+            export = self.unknown.value(f'"${{{EXPORTS[name]}-}}"') or directive_of(batch)[1]
+            words[(at := words.index(name) + 1) : at] = [f"--export={export}"] * bool(export)
         why |= {word: self._mark.why(mark_read) for word in words if mark_read in word}
-        self.programs.append(Program(words, event.line, int(order), why, tuple(self.unknown.keys.items())))
+        keys = tuple(self.unknown.keys.items())
+        self.programs.append(Program(words, event.line, int(order), why, keys, self._fork(pid)))
         self._line = event.line
         inner = shell_in(words, event.folder) if len(self.programs) <= MOST else ""
         if MARK.fullmatch(given[0]):
-            self.notes.append(
-                f"line {event.line} runs a command that is not known: {self._mark.why(given[0])}"
-            )
+            why_not = self._mark.why(given[0])
+            self.notes.append(f"line {event.line} runs a command that is not known: {why_not}")
         if mark_read in "".join(words) and (inner or PYTHON.search(" ".join(words))):
-            self.notes.append(
-                f"line {event.line} starts a program as often as what it reads says; here it is once"
-            )
-        spaced = any(" " in word for word in {*words} - {*given})
+            often = "as often as what it reads says; here it is once"
+            self.notes.append(f"line {event.line} starts a program {often}")
         if inner and (spaced or ("<<" in event.text and event.hides)):
             self.unknown.branches.append(f"{output}, and a shell runs it")
             inner = ""
-        if inner and (file := file_of(words)):
-            self.unknown.lose(f"line {event.line} takes the variables of {file}, which is not read")
-        scripts = [word for word in words if is_script(word, event.folder)] if inner else []
+        if inner and (doubt := doubt_of(words, event.folder)):
+            self.unknown.lose(f"line {event.line} {doubt}")
         code = _files(f"{self.unknown.blocks.before(event.text)} {event.text}") if inner else ()
-        marks = (*(self.files.mark_of(event, word) for word in scripts), self.files.made(event, code))
+        marks = [self.files.mark_of(event, word) for word in scripts if inner]
+        marks.append(self.files.made(event, code))
         if made_here := next(filter(None, marks), ""):
             why_not = self._mark.why(made_here)
             self.notes.append(f"line {event.line} starts a script that is not read, because {why_not}")
@@ -116,12 +129,19 @@ class Follower:
             if not word.startswith("-") and word not in (".", "..", "/"):
                 self.files.writes(event, word)
         silent = os.path.basename(given[0]) in SILENT
-        return "; ".join([*[inner] * bool(inner), ":" if silent else f"builtin printf '%s\\n' '{mark}'"])
+        return "; ".join([GO, *[inner] * bool(inner), ":" if silent else f"builtin printf '%s\\n' '{mark}'"])
 
-    def event(self, pid: str, line: str, source: str, functions: str, folder: str, text: str) -> str:
+    def _fork(self, pid: str) -> int:
+        """The child of the script's own shell that this process is, or is in; 0 where it is that shell."""
+        main, child = next(iter(self.unknown.last)), ""
+        while pid and pid != main:
+            child, pid = pid, parent(pid)
+        return int(child) if child and pid else 0
+
+    def event(self, pid: str, line: str, source: str, folder: str, text: str, *functions: str) -> str:
         """A simple command is about to run. Returns code: what prepares it, and whether it runs."""
-        in_file = source not in ("", "environment")
-        calls = functions.split()[: -1 if in_file else None]  # the last one is bash's own "main"
+        in_file = source not in ("", "environment", "main")  # "main": a function of `bash -s`
+        calls = [*functions[: -1 if in_file else None]]  # the last one is bash's own "main"
         event = Event(pid, int(line) if in_file else self._line, calls, folder, text)
         if calls and calls[0] in self._stubs:
             return GO
@@ -135,18 +155,11 @@ class Follower:
         if before:  # the call starts in a copy of this shell, which has its arguments
             self.unknown.run(self._entering.get(before.text, ("", []))[1])
         self.files.settle(event)
-        last = before or next(
-            (
-                one
-                for one in self.unknown.running
-                if (one.pid, one.line) == (of, event.line) and one.text.startswith("eval ")
-            ),
-            self.unknown.last.get(of),
-        )
+        here = (one for one in self.unknown.running if (one.pid, one.line) == (of, event.line))
+        evals = (one for one in here if one.text.startswith("eval "))
+        last = before or next(evals, self.unknown.last.get(of))
         if not before and last and last.before and not any(ASSIGNS.match(one.text) for one in last.words):
-            self.unknown.run(
-                self._settled(last.before, pid)
-            )  # this copy of the shell may be older than its last command
+            self.unknown.run(self._settled(last.before, pid))  # this copy may be older than its last command
         self.unknown.run(self._settled(last, pid))
         event.status, event.before = self.unknown.status.pop(pid, ""), before
         if before:
@@ -169,9 +182,8 @@ class Follower:
         if hides and event.text.startswith("eval "):
             self.unknown.pin(re.findall(rf"({NAME})=", event.text), mark)
             if PYTHON.search(event.text):
-                self.unknown.branches.append(
-                    f"a program's output is in line {event.line}, which evaluates it"
-                )
+                why = f"a program's output is in line {event.line}, which evaluates it"
+                self.unknown.branches.append(why)
         self._may_set_any(event, mark, has_command)
         found = [one.text for one in event.words if ASSIGNS.match(one.text)]
         names = [assignment(one)[0] for one in found if has_command(one) or GLOB.search(one)]
@@ -238,8 +250,9 @@ class Follower:
         self.unknown.sets(event, names)
         if event.unknown:
             self.unknown.flag(event.pid, event.unknown, lossy="|" in event.text)
+            tainted = event.tainted.keys()
             self._may_set_any(
-                event, event.unknown, lambda text: any(one.name in event.tainted for one in uses(text))
+                event, event.unknown, lambda text: any(one.name in tainted for one in uses(text))
             )
         made = [name for word, name, *_ in assigned if has_command(word.text)]
         if any(self.unknown.is_integer(name) for name in made):  # for bash a mark is no number
@@ -260,13 +273,14 @@ class Follower:
         if event.unknown:
             self.unknown.flag(event.pid, event.unknown, lossy=True)
         kind = "" if name in self._stubs or MARK.search(name) else self.unknown.kind(name)
-        if name == "command" or kind in ("builtin", "keyword"):
+        name = given[0].text if kind == "keyword" else name  # it is quoted, and therefore a program's
+        if name == "command" or kind == "builtin":
             if name in ("[", "test"):
                 return self._condition(event)
             return [*code, *self.builtins.answer(event, name, [one.text for one in given[1:]])]
         if kind == "function":
             return [*code, *self._call(event)] if event.spans else [*code, GO]
-        if kind == "file" and name in READERS:
+        if kind == "file" and name in READERS and not _DIFFERS.match(event.text):
             self.unknown.status[event.pid] = event.status  # of a pipeline, with `pipefail`
             mark = event.unknown or self.files.made(event, _files(event.text))
             return [*code, *self.unknown.prints(event, mark)] if mark else [*code, GO]
@@ -289,7 +303,7 @@ class Follower:
         self.unknown.taken(event, mark)
         self.unknown.note_empty(event, [one.text for one in given[1:]])
         known = [one.text for one in given if not (has_command(one.text) or GLOB.search(one.text))]
-        self._started.append((event, self.unknown.expanded(known) if len(known) < len(given) else []))
+        self._started.append((event, self.unknown.expanded(known) if len(known) < len(given) else None))
         started = f"__program '{mark}' {len(self._started) - 1}"
         if event.spans or not _PLAIN.fullmatch(name) or any(_COMPUTED.search(one.text) for one in given):
             hidden = self._mark(f"a program's output is in line {event.line}")
@@ -304,6 +318,10 @@ class Follower:
         self._stubs.add(name)
         again = self.unknown.seen(event)
         return [f'{name} () {{ {started} {name} "$@"; builtin return {int(again > 3)}; }}', GO]
+
+
+def _text(folder: str, name: str) -> str:
+    return file.read_text(errors="replace") if (file := Path(folder, name)).is_file() else ""
 
 
 def _files(text: str) -> Iterator[Word]:

@@ -5,57 +5,79 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-CONTAINERS, SLURM = ("docker", "podman", "kubectl"), ("srun", "sbatch", "salloc")
-CLEAR = (*CONTAINERS, "ssh", "sudo")
+from verl_credit.recipe.adopt.spelled import CONTAINERS
+
+SLURM, IMAGES = ("srun", "sbatch", "salloc"), ("apptainer", "singularity")
+CLEAR = (*CONTAINERS, "kubectl", "ssh", "sudo")
 """Programs that start a shell in which the script's variables are not set."""
 _TAKES = {
     "env": "-u(.*)|--unset(?:=(.*))?",
     **dict.fromkeys(CONTAINERS, "-[dit]*e(.*)|--env(?:=(.*))?"),
     **dict.fromkeys(SLURM, "--export(?:=(.*))?"),
+    **dict.fromkeys(IMAGES, "--env(?:=(.*))?"),
 }
 """The option of a program whose value names variables."""
-_CLEARS = {"env": ("-", "-i", "--ignore-environment")}
-_KEEPS = {"sudo": ("-E", "--preserve-env"), "podman": ("--env-host",)}
+_CLEARS = dict.fromkeys(IMAGES, "-[a-z]*[eC]|--(cleanenv|containall)") | {"env": "-|-[a-z]*i|--ignore-env.*"}
+_KEEPS = {"sudo": "-E|--preserve-env", "podman": "--env-host"}
+EXPORTS = {"srun": "SLURM_EXPORT_ENV", "sbatch": "SBATCH_EXPORT"}
+"""The variable that stands for the option ``--export`` of a program where it is not given."""
 _ONE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
 def environment_of(words: Sequence[str]) -> Iterator[str]:
     """Code for a shell that starts in these words' place: it leaves the variables that they would hand on."""
     start = 0
+    yield "IFS=$' \\t\\n'"
     for n, word in enumerate([*words, "env"]):
         if n and os.path.basename(word) in (*_TAKES, *CLEAR):
             yield from _handed_on(os.path.basename(words[start]), [*words[start + 1 : n]])
             start = n
 
 
-def file_of(words: Sequence[str]) -> str:
-    """The file of variables that a container gets; "" where it gets none."""
-    for word, value in zip(words, [*words[1:], ""], strict=True):
-        if re.match(r"--env-file(=|$)", word) and any(os.path.basename(one) in CONTAINERS for one in words):
-            return word.partition("=")[2] or value
-    return ""
+def directive_of(text: str) -> tuple[int, str]:
+    """(the line, the value) of `#SBATCH --export` before a batch script's first command; (0, "") where none is."""
+    found = (0, "")
+    for n, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.startswith("#"):
+            break
+        if match := re.match(r"#SBATCH\s.*--export[=\s]+[\"']?([^\"'\s]+)", line):
+            found = n, match[1]
+    return found
+
+
+def batch(environment: Mapping[str, str], export: str) -> dict[str, str]:
+    """The environment of a batch script with this value of ``--export``."""
+    items = export.split(",")
+    kept = {*environment} if "ALL" in items else {"PATH", "HOME", "USER", "SHELL", "LOGNAME", *items}
+    found = {name: text for name, text in environment.items() if name in kept}
+    return found | dict(one.split("=", 1) for one in items if "=" in one) | {"SLURM_EXPORT_ENV": export}
 
 
 def _handed_on(name: str, rest: list[str]) -> Iterator[str]:
     clears, named, kept = name in CLEAR, [], ["PATH", "HOME", "BASH_ENV"]
     while rest:
         word = rest.pop(0)
-        clears = (clears or word in _CLEARS.get(name, ())) and word not in _KEEPS.get(name, ())
+        clears |= re.fullmatch(_CLEARS.get(name, "(?!)"), word) is not None
+        clears &= re.fullmatch(_KEEPS.get(name, "(?!)"), word) is None
         if match := re.fullmatch(_TAKES.get(name, "(?!)"), word, re.DOTALL):
             value = "".join(filter(None, match.groups())) or (rest.pop(0) if rest else "")
-            items = value.split(",") if name in SLURM else [value]
+            items = value.split(",") if name in (*SLURM, *IMAGES) else [value]
             clears |= name in SLURM and "ALL" not in items
-            named += items
+            named += [*items, f"SLURM_EXPORT_ENV={value}"] if name == "sbatch" else items
         elif _ONE.match(word):
             named.append(word)
+    if name in IMAGES:
+        yield '__own="$(builtin compgen -e APPTAINERENV_) $(builtin compgen -e SINGULARITYENV_)"'
     if clears:
         kept += [one for one in named if re.fullmatch(r"[A-Za-z_][\w*]*", one)]
         test = f'case $__name in {" | ".join(kept)}) ;; *) builtin export -n "$__name" ;; esac'
         yield f"for __name in $(builtin compgen -e); do {test}; done"
+    if name in IMAGES:
+        yield 'for __name in $__own; do builtin export "${__name#*ENV_}=${!__name}"; done'
     for one in named:
-        if match := _ONE.fullmatch(one):
-            yield f"builtin export {match[1]}={shlex.quote(match[2])}"
+        if match := _ONE.fullmatch(one):  # an array is not handed on
+            yield f"builtin unset {match[1]}; builtin export {match[1]}={shlex.quote(match[2])}"
         elif name == "env":
             yield f"builtin export -n {shlex.quote(one)}"

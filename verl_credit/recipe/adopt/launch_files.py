@@ -139,14 +139,10 @@ def _add_yaml(given: Given, file: Path) -> None:
 
 def _verls_part(entry: Any) -> bool:
     """Is it a group of verl's own configuration, as a copy of ppo_trainer.yaml lists them?"""
-    groups = (
-        [str(group).removeprefix("optional ").partition("@")[0] for group in entry]
-        if isinstance(entry, dict)
-        else []
-    )
-    return bool(groups) and all(
-        group == "model_engine" or (files.verl_folder() / group).is_dir() for group in groups
-    )
+    names = [*entry] if isinstance(entry, dict) else []
+    groups = [str(name).removeprefix("optional ").partition("@")[0] for name in names]
+    folder = files.verl_folder()
+    return bool(groups) and all(one == "model_engine" or (folder / one).is_dir() for one in groups)
 
 
 def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

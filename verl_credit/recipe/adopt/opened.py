@@ -12,6 +12,11 @@ from verl_credit.recipe.adopt.unknown import GLOB, Event, Unknown
 from verl_credit.recipe.adopt.words import NAME, READS, Word, has_command
 
 _TESTS = re.compile(r"-[a-hkprstuwxGLNOS]|-nt|-ot|-ef")
+OWN = re.compile(
+    r"/usr/|/lib|/etc/ld\.so|/dev/(null|zero|full|tty|std|fd)|/proc/(self|thread-self|filesystems|sys/kernel/ng)|/sys/fs/"
+)
+"""Files of the machine that programs open without a word of the script, and the streams."""
+_MACHINE = re.compile("/(dev|proc|sys)/|/etc/host")
 _INPUT = re.compile(r"<|^(source|\.) ")
 
 
@@ -29,8 +34,10 @@ class Files:
         if not path.startswith("/") and (mark := mark_in(event.folder)):
             return mark
         file = _absolute(event, path)
-        if any(f"{file}/".startswith(f"{one}/") or one.startswith(f"{file}/") for one in self._written):
+        if any(f"{file}/".startswith(f"{one}/") or one.startswith(f"{file}/") for one in [*self._written]):
             return self.unknown.mark(f"the script itself makes or changes {file}")
+        if _MACHINE.match(f"{file}/") and not OWN.match(file):
+            return self.unknown.mark(f"{file} is another one on the machine where the launch runs")
         missing = here and not os.path.lexists(file)
         return self.unknown.mark(f"{file}, which line {event.line} reads, is not here") if missing else ""
 
@@ -75,6 +82,8 @@ class Files:
         raw = [given[n + 1] for n, word in enumerate(given[:-1]) if _TESTS.fullmatch(word)]
         if not re.match(r"\[|test", event.text):
             return ""
+        if "-t" in given:
+            return self.unknown.mark(f"line {event.line} asks for a terminal")
         paths = self.unknown.expanded(one for one in raw if not has_command(one))
         return next(filter(None, (self.mark_of(event, path) for path in paths)), "")
 
@@ -84,9 +93,8 @@ def read_names(event: Event) -> list[str]:
     given = [one.text for one in event.words]
     if not given or given[0] not in READS:
         return []
-    return [one for one in given[1:] if re.fullmatch(NAME, one)] or [
-        "REPLY" if given[0] == "read" else "MAPFILE"
-    ]
+    default = "REPLY" if given[0] == "read" else "MAPFILE"
+    return [one for one in given[1:] if re.fullmatch(NAME, one)] or [default]
 
 
 def parent(pid: str) -> str:

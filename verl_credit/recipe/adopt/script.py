@@ -11,8 +11,9 @@ from pathlib import Path
 from verl_credit.errors import ConfigError, printable
 from verl_credit.recipe.adopt.dialog import Unconfined, follow
 from verl_credit.recipe.adopt.entry import MAIN, is_launch
+from verl_credit.recipe.adopt.inner_environment import batch, directive_of
 from verl_credit.recipe.adopt.marks import MARK
-from verl_credit.recipe.adopt.programs import Program
+from verl_credit.recipe.adopt.programs import Program, in_order
 from verl_credit.recipe.adopt.unknown import Event
 
 SECONDS = 10.0
@@ -51,24 +52,25 @@ def launches_of(name: str, environment: Mapping[str, str]) -> list[Launch]:
         line = content[: match.start()].count(b"\n") + 1
         use = f"line {line} ends with a carriage return, which bash reads as a part of the line; remove all of them"
         raise ConfigError(f"--from {name}: {use}", key="--from", value=name, accepted=use)
+    line, export = directive_of(content.decode(errors="replace"))
+    by_batch = f"line {line}: sbatch hands on what --export={export} says, and no other variable"
     try:
-        found, ended = follow([str(file)], environment, SECONDS)
+        found, ended = follow([str(file)], batch(environment, export) if line else environment, SECONDS)
     except Unconfined as error:
         use = f"{error}; so that the script is not read here. {second}"
         raise ConfigError(f"--from {name}: {use}", key="--from", value=name, accepted=use) from error
     late = [] if ended else [f"{name} had not ended after {SECONDS:g} s; what comes later in it was not read"]
-    programs = sorted(found.programs, key=lambda program: program.order)
+    programs = in_order(found.programs)
     launches = [launch for program in programs for launch in _launches(program)]
     if found.unknown.branches:
-        use = (
-            f"which launch runs is decided by what is not known here ({found.unknown.branches[0]}). {second}"
-        )
+        decided = f"decided by what is not known here ({found.unknown.branches[0]})"
+        use = f"which launch runs is {decided}. {second}"
         raise ConfigError(f"--from {name}: {use}", key="--from", value=name, accepted=use)
     if not launches:
         last = next(iter(found.unknown.last.values()), None)  # of the script's own shell
         raise _none(name, programs, last, [*late, *found.notes])
     for launch in launches:
-        launch.notes += [*late, *found.notes]
+        launch.notes += [*[by_batch] * bool(line), *late, *found.notes]
     return launches
 
 
@@ -80,9 +82,8 @@ def _chosen(name: str, launches: list[Launch], number: int | None) -> Launch:
     listed = "; ".join(f"--launch {n}: {_apart(one, launches)}" for n, one in enumerate(launches[:MOST], 1))
     listed += "; ..." * (len(launches) > MOST)
     use = f"{len(launches)} launches are in it: {listed}"
-    raise ConfigError(
-        f"{name}: {use}", key="--launch", value=number, accepted=[str(n + 1) for n in range(len(launches))]
-    )
+    accepted = [str(n + 1) for n in range(len(launches))]
+    raise ConfigError(f"{name}: {use}", key="--launch", value=number, accepted=accepted)
 
 
 def _apart(launch: Launch, launches: list[Launch]) -> str:
@@ -93,11 +94,8 @@ def _apart(launch: Launch, launches: list[Launch]) -> str:
 
 def _none(name: str, programs: list[Program], last: Event | None, notes: list[str]) -> ConfigError:
     others = dict.fromkeys(module for program in programs for _, module in _modules(program.words))
-    found = (
-        f"it starts {', '.join(others)}, whose arguments are not verl's keys"
-        if others
-        else "it starts no module of Python"
-    )
+    found = f"it starts {', '.join(others) or 'no module of Python'}"
+    found += ", whose arguments are not verl's keys" * bool(others)
     if last:
         found += f", and its last command is `{printable(last.text[:80])}` in line {last.line}"
     found = "; ".join([found, *notes])
@@ -106,10 +104,10 @@ def _none(name: str, programs: list[Program], last: Event | None, notes: list[st
 
 
 def _launches(program: Program) -> Iterator[Launch]:
-    started = (
-        (n, module) for n, module in _modules(program.words) if is_launch(module, program.words[n + 1 :])
-    )
-    place, entry = next(started, (0, ""))
+    modules = [*_modules(program.words)]
+    started = [(n, one) for n, one in modules if is_launch(one)]
+    started += [(n, one) for n, one in modules if is_launch(one, program.words[n + 1 :])]
+    place, entry = next(iter(started), (0, ""))
     if not entry:
         return
     launch = Launch(entry, [], line=program.line)
@@ -130,13 +128,14 @@ def _launches(program: Program) -> Iterator[Launch]:
 def _modules(words: list[str]) -> Iterator[tuple[int, str]]:
     """The modules and files of Python that a command starts, with their places."""
     for n, text in enumerate(words):
-        if n and words[n - 1] == "-m" and re.fullmatch(r"[\w.]+", text):
+        behind = re.fullmatch(r"-[a-zA-Z]*m|--module", words[n - 1]) if n else None
+        if match := re.fullmatch(r"-[a-zA-Z]*m(\w*\..+)", text):
+            yield n, match[1]
+        elif re.fullmatch(r"[\w.]+", text) and (
+            behind or ({"-m", "--module"} & {*words[:n]} and is_launch(text))
+        ):
             yield n, text
         elif n and text.endswith(".py") and "=" not in text:
             parts = text.removesuffix(".py").split("/")
-            yield (
-                n,
-                ".".join(parts[len(parts) - 1 - parts[::-1].index("verl") :])
-                if "verl" in parts
-                else os.path.basename(text),
-            )
+            verl = len(parts) - 1 - parts[::-1].index("verl") if "verl" in parts else -1
+            yield n, ".".join(parts[verl:]) if verl >= 0 else os.path.basename(text)

@@ -27,7 +27,6 @@ __mark() {
 # A program that does not run: its words are noted; then what the answer says, which may be a shell in the words.
 __program() {
     __ask program "$BASHPID" "$@"
-    __free 0
     builtin eval "$__answer"
 }
 
@@ -48,4 +47,4 @@ __free 0
 unset __text
 set -o functrace
 # With extdebug from the start on bash would look for a debugger.
-trap '[[ ${FUNCNAME-} == __* || $BASH_COMMAND == __* ]] || { [[ $BASHOPTS == *extdebug* ]] || shopt -s extdebug; __ask event "$BASHPID" "$LINENO" "${BASH_SOURCE-}" "${FUNCNAME[*]-}" "$PWD" "$BASH_COMMAND"; builtin eval "$__answer"; }' DEBUG
+trap '[[ ${FUNCNAME-} == __* || $BASH_COMMAND == __* ]] || { [[ $BASHOPTS == *extdebug* ]] || shopt -s extdebug; __ask event "$BASHPID" "$LINENO" "${BASH_SOURCE-}" "$PWD" "$BASH_COMMAND" "${FUNCNAME[@]}"; builtin eval "$__answer"; }' DEBUG

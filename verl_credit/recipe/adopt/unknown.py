@@ -17,12 +17,11 @@ GO, SKIP = "__free 0", "__free 1"
 CHANGES = ("RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME")
 GLOB = re.compile("[*?]")
 SPECIAL = "?$!-#@*0"
-_OWN = {"HOME", "PATH", "PWD", "OLDPWD", "USER", "SHELL", "IFS", "LINENO"} | {
-    "BASH",
-    "BASH_VERSION",
-    "BASH_SOURCE",
-    "FUNCNAME",
-}
+_SHELL_KIND = re.compile(r"^case |\*i\*")
+"""A test of `$-`: is the shell an interactive one?"""
+_OWN = {
+    "HOME", "PATH", "PWD", "OLDPWD", "USER", "SHELL", "IFS", "LINENO", "BASH", "BASH_VERSION", "BASH_SOURCE", "FUNCNAME",
+}  # fmt: skip
 """Names that are bash's or the user's: a file that is not here is taken to leave them alone."""
 
 
@@ -212,6 +211,10 @@ class Unknown:
             return self.mark("it is the status of programs that do not run here")
         if name in ("$", "!", "PPID", "BASHPID"):
             return self.mark(f"${name} is a process's number")
+        if name in ("_", "BASH_ENV") or (
+            name == "-" and not (event.is_condition and _SHELL_KIND.search(event.text))
+        ):
+            return self.mark(f"${name} is another one where the script runs")
         if (name in ("@", "*", "#") or name.isdigit()) and not event.in_function and self._positional:
             return self._positional
         if name in self._pinned:
@@ -248,9 +251,8 @@ class Unknown:
 
     def kind(self, name: str) -> str:
         """What bash takes the name of a command for: a builtin, a function, a file; "" where it finds none."""
-        return self.ask(f"{{ builtin type -t -- {shlex.quote(name)}; builtin printf '\\0'; }} >&201", 1)[
-            0
-        ].strip()
+        code = f"builtin type -t -- {shlex.quote(name)}; builtin printf '\\0'"
+        return self.ask(f"{{ {code}; }} >&201", 1)[0].strip()
 
     def run(self, code: list[str]) -> None:
         if code:

@@ -11,7 +11,7 @@ DECLARES = ("declare", "typeset", "export", "local", "readonly")
 READS = ("read", "mapfile", "readarray")
 ASSIGNS = re.compile(rf"({NAME})(?:\[[^\]]*\])?(\+?)=", re.DOTALL)
 REDIRECTS = re.compile(r"(?:\d+|\{\w+\})?(?:<<<|<<-?|<>|>>|>\||>&|<&|>(?!\()|<(?!\())|&>>?")
-UNSTABLE = ("?", "$", "!", "PIPESTATUS", "BASHPID", "PPID")
+UNSTABLE = ("?", "$", "!", "-", "_", "PIPESTATUS", "BASHPID", "PPID", "BASH_ENV")
 """Variables of bash that a script cannot set."""
 _BRACED = re.compile(rf"\$\{{([#!]?)({NAME}|\d+|[@*#?$!-])(\[.*?\])?(:?[-=?+])?(.*)\}}", re.DOTALL)
 _BARE = re.compile(rf"\$({NAME}|\d|[@*#?$!-])")
@@ -168,6 +168,8 @@ def _braced(text: str, at: int) -> Iterator[Use]:
         yield Use(f"!{name}", at, at + len(text), False)
     one_of = index is not None and index not in ("[@]", "[*]")
     yield Use(name, at, at + len(text), plain, use is not None and use[-1] != "?", one_of)
+    if rest == "@P":  # a prompt, which may have the time in it
+        yield Use("SECONDS", at, at + len(text), False)
     for one in uses(rest):
         yield Use(one.name, at, at + len(text), plain and one.plain, one.default or use is not None)
     for other in re.findall(NAME, index or ""):

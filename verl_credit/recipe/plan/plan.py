@@ -140,10 +140,7 @@ def make_plan(
         steps=steps,
         run=None if steps is None else run_time(shape, job, hw, assumed, runner, steps, one.total_seconds),
         disk=disk_bytes(shape, job, steps),
-        notes=(
-            *notes,
-            *_notes(shape, job, hw, assumed, index, config.get("algorithm") or {}),
-        ),
+        notes=(*notes, *_notes(shape, job, hw, assumed, index, config.get("algorithm") or {})),
     )
 
 

@@ -175,28 +175,9 @@ def _gains(config: DictConfig, settings: CreditSettings) -> Iterator[ConfigError
 
 
 RULES: tuple[Callable[[DictConfig, CreditSettings], Iterable[ConfigError] | None], ...] = (
-    validate_estimator,
-    validate_files,
-    validate_loop,
-    validate_environment,
-    validate_turn_mode,
-    validate_turn_signals,
-    validate_turn_values,
-    validate_loss,
-    _gains,
-    _steps,
-    _resume,
-    _weights,
-    _combinations,
-    validate_turns_fit,
-    _reached_from_everywhere,
-    validate_family,
-    validate_actor,
-    validate_entropy_probe,
-    validate_trainer_mode,
-    validate_correction,
-    validate_pipeline,
-    validate_rollout,
-    validate_rows_fit,
-)
+    validate_estimator, validate_files, validate_loop, validate_environment, validate_turn_mode,
+    validate_turn_signals, validate_turn_values, validate_loss, _gains, _steps, _resume, _weights, _combinations,
+    validate_turns_fit, _reached_from_everywhere, validate_family, validate_actor, validate_entropy_probe,
+    validate_trainer_mode, validate_correction, validate_pipeline, validate_rollout, validate_rows_fit,
+)  # fmt: skip
 """The rules in the order in which they are tried; each yields its refusals, or raises one."""

@@ -31,10 +31,7 @@ DEFAULT = Path("runs") / "campaigns"
 
 
 def run_campaign(
-    name: str,
-    folder: Path | None = None,
-    parallel: int = 1,
-    extra: Sequence[str] = (),
+    name: str, folder: Path | None = None, parallel: int = 1, extra: Sequence[str] = ()
 ) -> tuple[ExitCode, Path]:
     """Returns the exit code and the campaign's folder.
 

@@ -93,12 +93,7 @@ def _choose(there: list[str], wanted: list[str] | None) -> list[str]:
 
 
 def _read(
-    source: Source,
-    split: str,
-    data_set: DataSet,
-    limit: int | None,
-    tally: Tally,
-    corpus: CorpusWriter,
+    source: Source, split: str, data_set: DataSet, limit: int | None, tally: Tally, corpus: CorpusWriter
 ) -> list[Record]:
     counts, kept = tally.splits[split], []
     seen: dict[str, set[frozenset[str]]] = {}

@@ -9,15 +9,8 @@ from typing import Any
 from verl_credit.worlds.environments.interface import Step
 
 WANTED = (
-    "admissible_commands",
-    "objective",
-    "score",
-    "won",
-    "lost",
-    "policy_commands",
-    "description",
-    "inventory",
-)
+    "admissible_commands", "objective", "score", "won", "lost", "policy_commands", "description", "inventory",
+)  # fmt: skip
 
 
 class TextWorld:
