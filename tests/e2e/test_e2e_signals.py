@@ -124,7 +124,7 @@ def test_true_advantages_with_a_tool_of_ones_own(finished):
         [*command, *options.split()], capture_output=True, text=True, timeout=420, cwd=folder
     )
     assert made.returncode == 0, made.stdout + made.stderr
-    assert re.search("this run: mine.plus_reward +not measured: the turn signal mine.short", made.stdout)
+    assert re.search("this run: mine.plus_reward +not measured: the turn signal mine.wordy", made.stdout)
     assert "gave another answer" not in made.stdout
     turns = read_json_lines(folder / "out/step_0/turns.jsonl")
     values = read_json_lines(folder / "out/step_0/values.jsonl")
