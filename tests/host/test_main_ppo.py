@@ -42,7 +42,7 @@ def test_only_the_launching_process_is_a_launch(command, arguments):
     "given, words",
     [
         (["--config-name=verl", "a=1"], ["train", "--config-name", "verl", "--", "a=1"]),
-        (["-cn", "lab.yaml", "-m", "seed=1,2"], ["train", "-m", "--config-name", "lab", "--", "seed=1,2"]),
+        (["-cn", "lab.yaml", "seed=1"], ["train", "--config-name", "lab", "--", "seed=1"]),
         (
             ["--config-dir", "{tmp}", "--config-name", "mine"],
             ["train", "--config-name", "mine", "--config-dir", "{tmp}", "--"],
@@ -71,6 +71,7 @@ def test_a_launch_of_a_recipe_of_ours_becomes_train(given, words, started, tmp_p
         ),
         (["+search.max_searches=2"], "+search.max_searches=2: --config-name=ppo_trainer"),
         (["trainer.v1.trainer_mode=credit"], "add --config-name=verl, or in a YAML of yours"),
+        (["-cn", "lab.yaml", "-m", "seed=1,2"], "-m: `verl-credit train` makes one run"),
         (["--config-name=verl", "--cfg", "job"], "--cfg: `verl-credit train` has no such option of Hydra"),
     ],
 )

@@ -8,8 +8,9 @@ import pytest
 
 from verl_credit.cli import main
 from verl_credit.errors import PreflightError
+from verl_credit.records.run.files import DamagedFile
 from verl_credit.study.table_columns import AREAS, COLUMNS, Size, columns_of, measure_row
-from verl_credit.study.table_row import Measured, difference, row_of
+from verl_credit.study.table_row import ROWS, Measured, difference, row_of
 
 TINY = Size(pairs=2, steps=2, seed=77, unseen=4, tasks=32)
 MINE = "def mine(tables, *, weight: float = 1.0):\n    return tables.reward_B_K * weight, tables.outcome_B, tables.ones()\n"
@@ -114,3 +115,9 @@ def test_the_command_writes_a_row(mine, tmp_path, capsys):
     low, high = saved["cosine"]
     assert (saved["row"], saved["column"]) == (mine, "exact bias") and -1 <= low <= high <= 1
     assert f"exact bias           {low:.3f} to {high:.3f}" in capsys.readouterr().out
+
+
+def test_a_line_that_names_no_row_is_damage(tmp_path):
+    (tmp_path / ROWS).write_text('{"row": "none", "column": "a", "area": 1}\n{"column": "a", "area": 1}\n')
+    with pytest.raises(DamagedFile, match=rf"{ROWS}, line 2: no 'row'"):
+        Measured.of(row_of("none"), tmp_path)

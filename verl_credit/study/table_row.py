@@ -16,7 +16,7 @@ import torch
 from scipy.stats import t as student_t
 
 from verl_credit.errors import PreflightError
-from verl_credit.records.run.files import append_json, read_json_lines
+from verl_credit.records.run.files import DamagedFile, append_json, read_json_lines
 from verl_credit.study.bench import Candidate, find_candidate
 from verl_credit.study.exact_worlds.fed_credit import FedCredit
 from verl_credit.study.exact_worlds.learning import ROLLOUTS, UPDATES
@@ -86,8 +86,13 @@ class Measured:
     def all(cls, folder: Path) -> dict[str, Measured]:
         """What the folder has, by the rows' names. Raises DamagedFile, which names the line."""
         found: dict[str, Measured] = {}
-        for line in read_json_lines(folder / ROWS):
-            name, column = line.pop("row"), line.pop("column")
+        for number, line in enumerate(read_json_lines(folder / ROWS), 1):
+            try:
+                name, column = line.pop("row"), line.pop("column")
+            except KeyError as error:
+                raise DamagedFile(
+                    f"{folder / ROWS}, line {number}: no {error}; expected row and column"
+                ) from None
             found.setdefault(name, cls(folder / ROWS, name)).columns[column] = line
         return found
 

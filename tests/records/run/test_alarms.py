@@ -12,7 +12,7 @@ from verl_credit.records.run.alarms import ALARMS, Watch
 from verl_credit.records.run.files import METRICS, VALIDATION, append_json
 
 ROOT = Path(__file__).parents[3]
-SETTINGS = {"half_lr": "0.00025", "more": "actor_rollout_ref.rollout.n=16"}
+SETTINGS = {"half_lr": "0.00025", "more": "actor_rollout_ref.rollout.n=16", "tokens": "32"}
 HELD_OUT = "val-core/qa-greedy/reward/mean@1"
 HEALTHY = {
     "critic/score/mean": 0.6,

@@ -43,8 +43,7 @@ def arguments_of(command: Sequence[str]) -> list[str] | None:
 
 
 def read(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """(Hydra's options that `verl-credit train` has too, and ``cfg``, which argparse would take for one of them; all other
-    words)"""
+    """(Hydra's options that `verl-credit train` has too, and two that argparse would misread; all other words)"""
     options = ArgumentParser(add_help=False, allow_abbrev=False)
     options.add_argument("-cn", "--config-name", default="ppo_trainer")  # verl's
     options.add_argument("-cp", "-cd", "--config-path", "--config-dir")
@@ -101,11 +100,14 @@ def hand_over(command: Sequence[str]) -> None:
     name, folder = launch.config_name.removesuffix(".yaml"), launch.config_path
     overrides = [word for word in words if not word.startswith("-")]
     if lists_ours(name, folders(folder if folder and Path(folder).is_dir() else None)):
+        if launch.multirun:
+            end(
+                "-m: `verl-credit train` makes one run; start it in a loop, or run a campaign (docs/campaigns.md)"
+            )
         if others := [*["--cfg"] * bool(launch.cfg), *(word for word in words if word.startswith("-"))]:
             end(f"{others[0]}: `verl-credit train` has no such option of Hydra; leave it out")
-        many = ["-m"] if launch.multirun else []
         own_folder = ["--config-dir", folder] if folder else []
-        train = ["train", *many, "--config-name", name, *own_folder, "--", *overrides]
+        train = ["train", "--config-name", name, *own_folder, "--", *overrides]
         say(f"this launch runs as {shlex.join(['verl-credit', *train])}")
         os.execv(sys.executable, [sys.executable, "-m", "verl_credit.cli", *train])
     elif ours := our_keys_in(overrides):

@@ -64,7 +64,8 @@ class Recorder:
                 self.config.actor_rollout_ref.actor.optim.lr,
             )
             grouped = reads.grouped(settings)
-            remedies = {"half_lr": f"{lr / 2:g}", "more": twice(self.config, grouped)}
+            tokens = 4 * self.config.search.max_new_tokens
+            remedies = {"half_lr": f"{lr / 2:g}", "more": twice(self.config, grouped), "tokens": str(tokens)}
             self._alarms = Watch(self.run_dir, host.step - 1, remedies, grouped)
         for kind, text in self._alarms.see(host.step, metrics):
             host.note(kind, text)

@@ -73,7 +73,7 @@ class Alarm:
     means: str
     remedy: str
     """Overrides, with {half_lr} for half of the run's learning rate and {more} for twice its rollouts: of each question, or,
-    where the credit compares no rollouts of a question, of twice the questions."""
+    where the credit compares no rollouts of a question, of twice the questions; {tokens} for four times those of a turn."""
     of_groups: bool = False
     """It is about groups, and silent where the credit compares no rollouts of a question."""
 
@@ -152,9 +152,10 @@ ALARMS = (
     ),
     Alarm(
         "actions_invalid", "the environment takes hardly any action", (Condition(INVALID_ACTIONS, "above", 0.8, window=1),),
-        "What the policy writes is no action, so nothing moves, and there is little to learn from. Say in the system "
-        "message how an action is written, read it otherwise, or begin with a policy that knows the format",
-        "environment.action=tag",
+        "What the policy writes is no action, or is cut at search.max_new_tokens, so nothing moves, and there is little to "
+        "learn from. Tokens help a turn that is cut; else name the format in the system message (prepare env --prompt), or "
+        "read the action as the policy writes it (environment.action)",
+        "search.max_new_tokens={tokens}",
     ),
     Alarm(
         "gradient_not_finite", "the gradient is not finite", (Condition("actor/grad_norm", NOT_FINITE),),
@@ -206,6 +207,8 @@ class Watch:
             if found := condition.seen(series, self._since):
                 if condition.side == NOT_FINITE:
                     return f"{what} is {found[0]}"
+                if condition.window == 1:
+                    return f"{what} is {found[0]:.3g}"
                 before = f", {condition.of} {condition.window} {found[1]:.3g}" if condition.of else ""
                 return f"{what} has mean {found[0]:.3g} over the last {condition.window}{before}"
         return None
