@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, takewhile
 
-from verl_credit.recipe.adopt.spelled import CONTAINERS
+from verl_credit.recipe.adopt.spelled import CONTAINERS, options_of
 
 SLURM, IMAGES = ("srun", "sbatch", "salloc"), ("apptainer", "singularity")
 CLEAR = (*CONTAINERS, "kubectl", "ssh", "sudo")
@@ -64,6 +64,9 @@ def batch(environment: Mapping[str, str], export: str) -> dict[str, str]:
 
 def _handed_on(name: str, rest: list[str]) -> Iterator[str]:
     clears, named, kept = name in CLEAR, [], ["PATH", "HOME", "BASH_ENV"]
+    if name == "env":  # what follows its options and assignments is another program's
+        own = sum(map(len, options_of(rest, name)))
+        rest = [*rest[:own], *takewhile(_ONE.match, rest[own:])]
     while rest:
         word = rest.pop(0)
         clears |= re.fullmatch(_CLEARS.get(name, "(?!)"), word) is not None
