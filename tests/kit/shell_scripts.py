@@ -53,10 +53,14 @@ PROGRAMS = {
     "sbatch": EXPORTS.replace("OPTION", "--export").replace("ALONE", 'set -- bash "$@"'),
     "docker": '[ "$2" != --entrypoint ] || set -- run "$4" "$3" "${@:5}"; shift; '
     + EXPORTS.replace("OPTION", "-e").replace("ALONE", "alone=1; shift"),
-    "ssh": 'shift; [ $# -gt 0 ] || set -- bash -s; exec env -i PATH="$PATH" NOTED="$NOTED" GPUS="$GPUS" STATUS="$STATUS" '
+    "ssh": "o=46AaCfGgKkMNnqsTtVvXxYyB:b:c:D:E:e:F:I:i:J:L:l:m:O:o:P:p:Q:R:S:W:w:; while getopts $o x; do :; done; "
+    "shift $OPTIND; OPTIND=1; while getopts $o x; do :; done; shift $((OPTIND - 1)); "
+    '[ $# -gt 0 ] || set -- bash -s; exec env -i PATH="$PATH" NOTED="$NOTED" GPUS="$GPUS" STATUS="$STATUS" '
     'bash -c "$*"',
-    "flock": 'shift; [ "$1" != -c ] || exec bash -c "$2"; exec "$@"',
-    "script": 'exec bash -c "$2"',
+    "flock": 'while getopts sxenoFuw:E: x; do :; done; shift $OPTIND; [ "$1" != -c ] || exec bash -c "$2"; exec "$@"',
+    "script": 'code=""; for part in 1 2; do while getopts aefqB:I:O:E:m:T:o:c: x; do [ $x != c ] || code=$OPTARG; done; '
+    'shift $((OPTIND - 1)); OPTIND=1; [ $part = 2 ] || shift; done; [ -z "$code" ] || exec bash -c "$code"; exec "$@"',
+    "taskset": 'shift 2; exec "$@"',
     "apptainer": """shift; kept=(PATH="$PATH" NOTED="$NOTED" GPUS="$GPUS" STATUS="$STATUS"); while [[ $1 == -* ]]; do
     [ "$1" != --cleanenv ] || alone=-i; [ "$1" != --env ] || { kept+=(${2//,/ }); shift; }; shift; done
 shift; exec env $alone "${kept[@]}" "$@\"""",
@@ -290,6 +294,23 @@ KINDS = {
                 "apptainer exec --env m=3,s=4 image ./inner.sh",
                 "apptainer exec --cleanenv --env m=3 image bash inner.sh",
                 "mywrap bash inner.sh",
+                "ssh -oBatchMode=yes host bash inner.sh",
+                "ssh -v -p2222 -lme host ./inner.sh a.z=1",
+                "ssh -L8080:localhost:80 host bash inner.sh",
+                "ssh -tto ProxyCommand='nc %h' -oBatchMode=yes host1 bash inner.sh",
+                "ssh host -t -p 22 -- bash inner.sh",
+                "ssh -- host bash inner.sh",
+                "flock lock taskset -c 0-15 bash inner.sh",
+                "flock -xw5 lock taskset -c 0-15 ./inner.sh a.z=1",
+                "flock -xw 5 lock -c 'bash inner.sh a.z=1'",
+                "script -q log -- taskset -c 0 bash inner.sh",
+                "script -qec'bash inner.sh' log",
+                "script -O in.log log -qc 'bash inner.sh'",
+                "docker run --entrypoint= image bash inner.sh",
+                "docker run image ./inner.sh a.z=1 --entrypoint bash",
+                "env -vS'm=3 bash inner.sh'",
+                "env --split-string='m=3 ./inner.sh' a.z=1",
+                """env -iS"m=3 PATH=$PATH NOTED=$NOTED bash" inner.sh""",
                 "IFS=,; docker run -e m=3 image ./inner.sh",
             )
         ),

@@ -6,8 +6,9 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise, takewhile
 
-from verl_credit.recipe.adopt.spelled import CONTAINERS
+from verl_credit.recipe.adopt.spelled import CONTAINERS, options_of
 
 SLURM, IMAGES = ("srun", "sbatch", "salloc"), ("apptainer", "singularity")
 CLEAR = (*CONTAINERS, "kubectl", "ssh", "sudo")
@@ -23,6 +24,9 @@ _CLEARS = dict.fromkeys(IMAGES, "-[a-z]*[eC]|--(cleanenv|containall)") | {"env":
 _KEEPS = {"sudo": "-E|--preserve-env", "podman": "--env-host"}
 EXPORTS = {"srun": "SLURM_EXPORT_ENV", "sbatch": "SBATCH_EXPORT"}
 """The variable that stands for the option ``--export`` of a program where it is not given."""
+BASE = ("PATH", "HOME", "USER", "SHELL", "LOGNAME")
+"""The variables that a batch script gets whatever ``--export`` says."""
+_WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
 _ONE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
@@ -42,21 +46,27 @@ def directive_of(text: str) -> tuple[int, str]:
     for n, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.startswith("#"):
             break
-        if match := re.match(r"#SBATCH\s.*--export[=\s]+[\"']?([^\"'\s]+)", line):
-            found = n, match[1]
+        parts = _WORD.findall(line.removeprefix("#SBATCH")) if re.match(r"#SBATCH\s", line) else []
+        words = [*takewhile(lambda one: not one.startswith("#"), parts), ""]
+        for word, value in pairwise(words):
+            if match := re.fullmatch("--export(?:=(.*))?", word):
+                found = n, re.sub("[\"']", "", value if match[1] is None else match[1])
     return found
 
 
 def batch(environment: Mapping[str, str], export: str) -> dict[str, str]:
     """The environment of a batch script with this value of ``--export``."""
     items = export.split(",")
-    kept = {*environment} if "ALL" in items else {"PATH", "HOME", "USER", "SHELL", "LOGNAME", *items}
+    kept = {*environment} if "ALL" in items else {*BASE, *items}
     found = {name: text for name, text in environment.items() if name in kept}
     return found | dict(one.split("=", 1) for one in items if "=" in one) | {"SLURM_EXPORT_ENV": export}
 
 
 def _handed_on(name: str, rest: list[str]) -> Iterator[str]:
     clears, named, kept = name in CLEAR, [], ["PATH", "HOME", "BASH_ENV"]
+    if name == "env":  # what follows its options and assignments is another program's
+        own = sum(map(len, options_of(rest, name)))
+        rest = [*rest[:own], *takewhile(_ONE.match, rest[own:])]
     while rest:
         word = rest.pop(0)
         clears |= re.fullmatch(_CLEARS.get(name, "(?!)"), word) is not None

@@ -30,8 +30,8 @@ OTHER = (*SILENT, "cat", "echo", "git", "rsync", "scp", "tar")
 """Programs that do something else with a script."""
 PYTHON = re.compile(r"\b(?:python|torchrun|accelerate|deepspeed)\S*\s")
 _CODE = re.compile(rf"(?:^|[\s;&|(/])(?:{'|'.join(SHELLS)}|source|\.)\s|\s.*\.sh(?:\s|$)", re.DOTALL)
-_HANDS = re.compile(r"(?:^| )(?:--export|--env|-\w*e)[ =]?[^ =]*\x02")
-"""An option with the names of variables, of which one is not known."""
+_HANDS = re.compile(r"(?:^| )(?:(?:--export|--env|-\w*e)[ =]?[^ =]*\x02|-\w*o ?(?i:SendEnv|SetEnv))")
+"""An option with the names of variables, of which one is not known, or of which ssh's server takes some."""
 
 
 @dataclass(frozen=True)

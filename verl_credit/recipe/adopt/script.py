@@ -11,7 +11,7 @@ from pathlib import Path
 from verl_credit.errors import ConfigError, printable
 from verl_credit.recipe.adopt.dialog import Unconfined, follow
 from verl_credit.recipe.adopt.entry import MAIN, is_launch
-from verl_credit.recipe.adopt.inner_environment import batch, directive_of
+from verl_credit.recipe.adopt.inner_environment import BASE, batch, directive_of
 from verl_credit.recipe.adopt.marks import MARK
 from verl_credit.recipe.adopt.programs import Program, in_order
 from verl_credit.recipe.adopt.unknown import Event
@@ -53,7 +53,8 @@ def launches_of(name: str, environment: Mapping[str, str]) -> list[Launch]:
         use = f"line {line} ends with a carriage return, which bash reads as a part of the line; remove all of them"
         raise ConfigError(f"--from {name}: {use}", key="--from", value=name, accepted=use)
     line, export = directive_of(content.decode(errors="replace"))
-    by_batch = f"line {line}: sbatch hands on what --export={export} says, and no other variable"
+    kept = ", ".join(BASE)
+    by_batch = f"line {line}: sbatch hands on {kept} and what --export={export} says, and no other variable"
     try:
         found, ended = follow([str(file)], batch(environment, export) if line else environment, SECONDS)
     except Unconfined as error:
@@ -70,7 +71,7 @@ def launches_of(name: str, environment: Mapping[str, str]) -> list[Launch]:
         last = next(iter(found.unknown.last.values()), None)  # of the script's own shell
         raise _none(name, programs, last, [*late, *found.notes])
     for launch in launches:
-        launch.notes += [*[by_batch] * bool(line), *late, *found.notes]
+        launch.notes += [*[by_batch] * bool(line and "ALL" not in export.split(",")), *late, *found.notes]
     return launches
 
 
@@ -128,11 +129,11 @@ def _launches(program: Program) -> Iterator[Launch]:
 def _modules(words: list[str]) -> Iterator[tuple[int, str]]:
     """The modules and files of Python that a command starts, with their places."""
     for n, text in enumerate(words):
-        behind = re.fullmatch(r"-[a-zA-Z]*m|--module", words[n - 1]) if n else None
+        after = re.fullmatch(r"-[a-zA-Z]*m|--module", words[n - 1]) if n else None
         if match := re.fullmatch(r"-[a-zA-Z]*m(\w*\..+)", text):
             yield n, match[1]
         elif re.fullmatch(r"[\w.]+", text) and (
-            behind or ({"-m", "--module"} & {*words[:n]} and is_launch(text))
+            after or ({"-m", "--module"} & {*words[:n]} and is_launch(text))
         ):
             yield n, text
         elif n and text.endswith(".py") and "=" not in text:
