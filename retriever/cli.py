@@ -30,6 +30,7 @@ DEPLOYERS = "verl_credit_retriever.deploy"
 """The entry-point group; its module provides `connect`, `deploy` and `undeploy`."""
 DEPLOYED = ("backend", "host", "device", "encode_with", "default_topk", "max_topk", "max_request_queries")
 DEPLOYED += ("max_queue_queries", "cache_entries")
+SERVERS = "several serve --mmap, each with a --port, and their addresses in the run's search.url (docs/retriever.md)"
 
 app = Typer(
     help=__doc__,
@@ -180,6 +181,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Exit codes: 0 done, 1 `check` reports a problem, 2 a wrong argument or input (one line says which), 4 the port
     is in use.
     """
+    line = sys.argv[1:] if arguments is None else arguments
+    if line[:1] == ["serve"] and any(one.partition("=")[0] == "--workers" for one in line):
+        print(f"serve --workers is gone (commit 33b16abd last had it); now: {SERVERS}", file=sys.stderr)
+        return 2
     try:
         app(arguments, prog_name="verl-credit-retriever")
     except SystemExit as end:

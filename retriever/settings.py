@@ -70,10 +70,10 @@ class Limits:
     max_query_chars: Annotated[int, number("longest query in characters; a longer one is cut")] = 10_000
     """The encoder cuts at its own number of tokens, which are far fewer characters."""
     max_body_bytes: Annotated[int, number("largest request body")] = 8 << 20
-    max_queue_queries: Annotated[int, number("most queries that wait in a worker or front; more: 429")] = 8192
+    max_queue_queries: Annotated[int, number("most queries that wait in a server or front; more: 429")] = 8192
     max_batch_tokens: Annotated[int, number("tokens of a batch for the encoder, padding included")] = 4096
     """The longest text times the number of texts; a single text always fits."""
-    cache_entries: Annotated[int, number("most answers that a worker or front keeps; 0: none")] = 65_536
+    cache_entries: Annotated[int, number("most answers that a server or front keeps; 0: none")] = 65_536
     cache_bytes: Annotated[int, number("most memory for kept answers")] = 256 << 20
     """The memory is estimated from the texts."""
 

@@ -38,6 +38,40 @@ def test_a_wrong_line_ends_with_2_and_names_what_is_wrong(command, line, named, 
 
 
 @pytest.mark.parametrize(
+    "command, line, now",
+    [
+        (main, "train --config-name lab -m seed=1,2", "verl-credit campaign"),
+        (main, "train --multirun seed=1,2", "verl-credit campaign"),
+        (main, "report --watch runs/a", "verl-credit report RUN"),
+        (main, "report runs/a runs/b", "verl-credit diff A B"),
+        (main, "lineage show --dir runs", "results.tsv"),
+        (main, "lineage best", "lineage render"),
+        (main, "bench joint --table", "leave it out"),
+        (main, "prepare check file --search=http://127.0.0.1:1", "--corpus=FILE"),
+        (main, "fidelity lens runs/a", "verl-credit fidelity RUN --dir FOLDER"),
+        (retriever, f"{SERVE} --workers 2", "search.url"),
+    ],
+)
+def test_a_word_that_is_gone_is_refused_with_what_is_there_now(command, line, now, capsys):
+    assert command(line.split()) == 2
+    commit, _, rest = capsys.readouterr().err.partition("; now: ")
+    assert "33b16abd" in commit and now in rest
+
+
+def test_a_word_that_is_gone_is_refused_at_its_own_command_alone(capsys):
+    for line in (
+        "report ./lens",
+        "fidelity ./lens",
+        "check -m",
+        "prepare --search",
+        "report runs/a --table",
+        "trains -m",
+    ):
+        main(line.split())
+        assert "is gone" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "line",
     ["train a=1 --config-name lab b=2 --config-dir there c=3", f"train a=1 b=2 c=3 {LAB}"],
 )

@@ -10,6 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
 from verl_credit.cli.command import PLAIN
+from verl_credit.cli.gone import gone_word
 
 COMMANDS = {
     "train": ("train.train", "run a recipe on verl's trainer"),
@@ -67,9 +68,13 @@ app = Commands(
 
 
 def main(argv: list[str] | None = None) -> int:
-    if (sys.argv[1:] if argv is None else argv) == ["--version"]:
+    line = sys.argv[1:] if argv is None else argv
+    if line == ["--version"]:
         print(f"verl-credit {version('verl-credit')}")
         return 0
+    if gone := gone_word(line):
+        print(gone, file=sys.stderr)
+        return 2
     # `python -m verl.trainer.main_ppo` finds an author's modules in the current folder, and so do Ray's workers.
     if argv is None and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

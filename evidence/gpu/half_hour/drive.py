@@ -97,7 +97,7 @@ class Queue:
         return done and all(row["verdict"] != record.OFF for row in self.kept.content["rows"])
 
     def _prepare(self, root: Path, queue: Sequence[Run]) -> str:
-        """Makes the world and the weights, and chooses the engine, without holding the GPU; returns why it cannot."""
+        """Makes the world and the weights without holding the GPU; the device decides the engine. Returns why it cannot."""
         if self.device == "cuda" and not self.facts["gpus"]:
             return f"torch {self.facts['software'].get('torch')} sees no GPU: {self.facts['no_gpu']}"
         self.made.prepare(root, tiny=self.tiny)

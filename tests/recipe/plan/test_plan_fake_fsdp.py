@@ -13,7 +13,8 @@ from verl_credit.recipe.recipe_files import shipped_recipes
 
 pytestmark = pytest.mark.nightly
 WITHIN = 0.05
-SMALL = 4 * 2**20  # bytes, of which no machine has too few: a twentieth of DoorKey's adapter is less
+SMALL = 4 * 2**20
+"""Bytes by which DoorKey's plan with an adapter may be off: its moments are so small that a twentieth is less."""
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +29,11 @@ def fake():
     del sys.modules[spec.name]
 
 
-def off(fake, case) -> dict:
-    """Planned over found bytes, less one, of each moment; 0 where they differ by less than `SMALL`."""
+def off(fake, case, small: int = 0) -> dict:
+    """Planned over found bytes, less one, of each moment; 0 where they differ by at most ``small`` bytes."""
     found = {key: bytes_["Total"] for key, bytes_ in fake.measure(case).items()}
     planned = {key: sum(parts.values()) for key, parts in fake.planned(case).items()}
-    return {key: (abs(n - found[key]) > SMALL) * (n / found[key] - 1) for key, n in planned.items()}
+    return {key: (abs(n - found[key]) > small) * (n / found[key] - 1) for key, n in planned.items()}
 
 
 @pytest.mark.parametrize("adapter", [False, True], ids=["full", "LoRA"])
@@ -40,7 +41,8 @@ def off(fake, case) -> dict:
 @pytest.mark.parametrize("recipe", [one for one in shipped_recipes() if one != "verl"])
 def test_live_bytes_of_each_moment(fake, recipe, ranks, adapter):
     case = fake.case_of(recipe, ranks, adapter)
-    assert off(fake, case) == {key: pytest.approx(0, abs=WITHIN) for key in fake.planned(case)}
+    small = SMALL if recipe == "doorkey" and adapter else 0
+    assert off(fake, case, small) == {key: pytest.approx(0, abs=WITHIN) for key in fake.planned(case)}
     found, planned = fake.measure(case), fake.planned(case)
     for key, part in {
         ("backward", 2): "weights",

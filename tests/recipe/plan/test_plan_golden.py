@@ -1,4 +1,4 @@
-"""The counted memory of the recipes for GPUs and of their variants: every part of every phase, in bytes."""
+"""The counted memory of recipes for GPUs, of their variants and of the lab on a laptop: each part of a phase, in bytes."""
 
 import json
 from pathlib import Path

@@ -56,7 +56,7 @@ class Run(Section):
     ] = Field(default_factory=list)
     """Steps that are saved and kept independently of trainer.save_freq and trainer.max_actor_ckpt_to_keep."""
     cpu_threads: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Threads of torch in the actor and in the engine hf of a run without a GPU; the actor's: OMP_NUM_THREADS goes first."""
+    """Threads of torch in the actor and in the engine hf; the actor's: OMP_NUM_THREADS goes first."""
     max_hours: Annotated[float, Field(ge=1e-3)] | None = None
     """Hours after which a run ends cleanly: a step that would end later is the last, saved and evaluated; null: no limit."""
     credit_preset: str | None = None

@@ -1,8 +1,8 @@
 """Checks before the start that prompts, and answers beside the longest row, fit; else a step would cut them or end the run.
 
 verl's rollout truncates a prompt over the limit silently. With dynamic batching verl refuses a row that is longer than the
-forward's budget. On ``old_log_probs`` the answers are appended to their row; with the scorers ``rows`` and ``server`` each
-answer has its own row or request:
+forward's budget. On ``old_log_probs`` the answers are appended to their row; with the scorer ``rows`` each answer has
+its own row:
 
     tokens = prompt + response + contexts x sum over gold aliases of (header, prefix, template up to the answer's end)
 

@@ -119,8 +119,10 @@ def validate_rollout(config: DictConfig, settings: CreditSettings) -> Iterator[C
     if engine.name not in ENGINES:
         yield ConfigError.of(config, ENGINE, accepted=ENGINES)
     elif device not in engine.devices:
-        there = [other.name for other in ENGINES.values() if device in other.devices]
-        yield ConfigError.of(config, ENGINE, "trainer.device", accepted=there)
+        its, there = engine.devices[0], [other.name for other in ENGINES.values() if device in other.devices]
+        use = f"{engine.name} generates on {its} alone; set the engine to {' or '.join(there)}, or trainer.device={its}"
+        use += ", with hardware=laptop for a CPU's other keys" * (its == "cpu")
+        yield ConfigError.of(config, ENGINE, "trainer.device", accepted=use)
     yield from _other_tools(config)
     yield from _reward_manager(config)
 

@@ -1,7 +1,7 @@
 """Alarms of a run that collapses: one table of metrics, conditions over the run's own steps, sentences and remedies.
 
-A condition compares the mean of a metric's last values with the run's own beginning, or with the best that the run had, so
-that it holds for every model and task. `Watch` tests the table after each step; docs/run.md has the same table.
+Most conditions compare the mean of a metric's last values with the run's own beginning, or with the best that the run had,
+so that they hold for every model and task. `Watch` tests the table after each step; docs/run.md has the same table.
 """
 
 import math
