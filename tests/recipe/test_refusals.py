@@ -299,7 +299,7 @@ RULES = [  # (overrides, the first one refused; a part of what is said of it)
     ([BYPASS, BRANCH], "answers ride on the old_log_probs"),
     ([f"{MODEL}.use_fused_kernels=true"], "rows' places"),
     # rollouts
-    ([f"{ROLLOUT}.name=sglang"], "trainer.device=cpu: accepted are hf, vllm"),
+    ([f"{ROLLOUT}.name=sglang"], "trainer.device=cpu: sglang generates on cuda alone; set the engine to hf or vllm"),
     ([f"{ROLLOUT}.max_model_len=464", f"{ROLLOUT}.name=sglang", "trainer.device=cuda"], "and 1 that verl.* set it to 465"),
     ([f"{ROLLOUT}.name=trtllm"], "accepted are hf, vllm, sglang"),
     ([f"{ROLLOUT}.enable_rollout_routing_replay=true"], "verl's FSDP engine replays no routes"),
