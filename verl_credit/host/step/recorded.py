@@ -64,7 +64,7 @@ class Recorder:
                 self.config.actor_rollout_ref.actor.optim.lr,
             )
             grouped = reads.grouped(settings)
-            tokens = 4 * self.config.search.max_new_tokens
+            tokens = min(4 * self.config.search.max_new_tokens, self.config.data.max_response_length)
             remedies = {"half_lr": f"{lr / 2:g}", "more": twice(self.config, grouped), "tokens": str(tokens)}
             self._alarms = Watch(self.run_dir, host.step - 1, remedies, grouped)
         for kind, text in self._alarms.see(host.step, metrics):

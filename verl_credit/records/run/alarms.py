@@ -73,7 +73,7 @@ class Alarm:
     means: str
     remedy: str
     """Overrides, with {half_lr} for half of the run's learning rate and {more} for twice its rollouts: of each question, or,
-    where the credit compares no rollouts of a question, of twice the questions; {tokens} for four times those of a turn."""
+    where the credit compares no rollouts of a question, of twice the questions; {tokens} for four times a turn's."""
     of_groups: bool = False
     """It is about groups, and silent where the credit compares no rollouts of a question."""
 
